@@ -1,0 +1,1 @@
+//! The instance agent: an inference engine as a KVSP instance and holder.

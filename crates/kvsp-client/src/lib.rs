@@ -1,0 +1,1 @@
+//! Typed client for every KVSP role with verified block retrieval.

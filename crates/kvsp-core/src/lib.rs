@@ -1,0 +1,1 @@
+//! The KVSP decisions as state machines without I/O: index, leases, tiers, prefetch, cost and placement.

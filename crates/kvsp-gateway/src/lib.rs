@@ -1,0 +1,1 @@
+//! An OpenAI-compatible gateway that places requests by KVSP.

@@ -1,0 +1,1 @@
+//! The reference engine: a Llama-family decoder on the CPU with exact KV cache reuse.

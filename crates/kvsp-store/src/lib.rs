@@ -1,0 +1,1 @@
+//! Block stores (memory, disk) behind one trait with one conformance suite.

@@ -1,0 +1,1 @@
+//! Generators, reference models and a hostile peer for the tests of KVSP.

@@ -1,0 +1,2 @@
+//! The `kvsp` command.
+fn main() {}

@@ -1,0 +1,2 @@
+//! Developer tasks of the workspace.
+fn main() {}
