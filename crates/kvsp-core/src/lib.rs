@@ -1,1 +1,12 @@
 //! The KVSP decisions as state machines without I/O: index, leases, tiers, prefetch, cost and placement.
+//!
+//! Time is an argument, never read; nothing here locks, spawns, sleeps or touches a socket.
+
+pub mod estimate;
+pub mod index;
+pub mod instances;
+pub mod lease;
+pub mod placement;
+pub mod prefetch;
+pub mod tier;
+pub mod time;

@@ -1,1 +1,11 @@
 //! The KVSP wire: identifiers, descriptors, block keys, containers, records, problems and paths; no I/O.
+
+pub mod block_key;
+pub mod codec;
+pub mod container;
+pub mod descriptor;
+pub mod digest;
+pub mod id;
+pub mod json;
+pub mod positional;
+pub mod registry;

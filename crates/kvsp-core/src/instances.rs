@@ -1,0 +1,1 @@
+//! Instance statuses, epochs and failure by expiry (draft section 6.3).

@@ -1,0 +1,1 @@
+//! Leases (draft section 6.6).

@@ -1,0 +1,1 @@
+//! Placement by cost (draft section 6.4).

@@ -1,0 +1,1 @@
+//! Prefetch directives (draft section 6.5).

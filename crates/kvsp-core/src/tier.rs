@@ -1,0 +1,1 @@
+//! Tiers with byte caps and eviction.

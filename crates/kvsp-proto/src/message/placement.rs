@@ -1,0 +1,104 @@
+//! The Placement Controller's bodies (draft section 6.4, profile section 5).
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::id::{BlockKey, CompatId, ScopeId};
+use crate::record::{InstanceState, InstanceStatus};
+use crate::uri::BaseUri;
+
+/// `{"state": …}`: the answer to a status and the body of `PUT state`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateBody {
+    /// The state.
+    pub state: InstanceState,
+}
+
+/// `POST {pc}placements`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlacementRequest {
+    /// The scope of the keys.
+    pub scope_id: ScopeId,
+    /// The compatibility of the caches wanted.
+    pub compat_id: CompatId,
+    /// Keys of the prompt's complete blocks, in prefix order.
+    pub block_keys: Vec<BlockKey>,
+    /// Prompt tokens.
+    pub tokens: u64,
+    /// The front end's name for the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_ref: Option<String>,
+    /// Whether a session is wanted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub session: bool,
+    /// What a resumed instance needs beside the checkpoint; opaque, at most 64 KiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continuation: Option<Value>,
+}
+
+/// One instance that was weighed; a member that cannot be computed is absent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// The instance.
+    pub instance: BaseUri,
+    /// µs until it could begin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_us: Option<u64>,
+    /// µs to load the matched blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fetch_us: Option<u64>,
+    /// µs to prefill all prompt tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute_us: Option<u64>,
+    /// The cost of draft section 6.4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost_us: Option<u64>,
+    /// Leading matched blocks worth loading, where fewer than all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_blocks: Option<u64>,
+}
+
+/// The session of a placement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacedSession {
+    /// The session.
+    pub session: Uuid,
+    /// Its epoch.
+    pub epoch: u64,
+}
+
+/// The answer to a placement.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementAnswer {
+    /// The instance chosen.
+    pub instance: BaseUri,
+    /// What ties the directive to the request.
+    pub request_ref: String,
+    /// The session, where one was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<PlacedSession>,
+    /// The cost at the instance chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost_us: Option<u64>,
+    /// All that were weighed, cheapest first.
+    pub candidates: Vec<Candidate>,
+    /// The directive's status resource, where one was sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefetch: Option<String>,
+}
+
+/// One instance as the controller sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InstanceView {
+    /// Its last status, with the state that the controller holds it to be in.
+    #[serde(flatten)]
+    pub status: InstanceStatus,
+}
+
+/// `GET {pc}instances`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct InstanceList {
+    /// Instances ordered by URI.
+    pub instances: Vec<InstanceView>,
+}

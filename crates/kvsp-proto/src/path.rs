@@ -1,0 +1,132 @@
+//! Resource paths below a base URI: the one place that spells them, for servers and clients alike.
+//!
+//! `*_ROUTE` constants are templates with `{name}` segments; functions build the paths of one resource.
+
+use uuid::Uuid;
+
+use crate::id::{BlockKey, CompatId, ScopeId};
+use crate::uri::{BaseUri, HolderUri};
+
+/// Media type of every JSON body sent.
+pub const MEDIA_JSON: &str = "application/kvsp+json";
+/// Media type of a container.
+pub const MEDIA_BLOCK: &str = "application/kvsp-block";
+/// Media type of a sequence of containers (extension `layer-stream`).
+pub const MEDIA_BLOCK_SEQUENCE: &str = "application/kvsp-block-sequence";
+/// Media type of a problem.
+pub const MEDIA_PROBLEM: &str = "application/problem+json";
+/// The header by which an inference request carries its `request_ref`.
+pub const REQUEST_REF_HEADER: &str = "kvsp-request-ref";
+/// The header of a block sequence that tells how many leading blocks are sent.
+pub const BLOCKS_HEADER: &str = "kvsp-blocks";
+
+/// One replica record.
+pub const REPLICA_ROUTE: &str = "replicas/{compat}/{scope}/{block_key}/{holder}";
+/// The replica records of one block.
+pub const BLOCK_REPLICAS_ROUTE: &str = "replicas/{compat}/{scope}/{block_key}";
+/// Batches of records.
+pub const REPLICAS: &str = "replicas";
+/// All records of one holder.
+pub const HOLDER_ROUTE: &str = "holders/{holder}";
+/// Lookup.
+pub const LOOKUP: &str = "lookup";
+/// One descriptor.
+pub const DESCRIPTOR_ROUTE: &str = "descriptors/{compat}";
+/// All instances.
+pub const INSTANCES: &str = "instances";
+/// One instance.
+pub const INSTANCE_ROUTE: &str = "instances/{instance}";
+/// The status of one instance.
+pub const INSTANCE_STATUS_ROUTE: &str = "instances/{instance}/status";
+/// The state of one instance.
+pub const INSTANCE_STATE_ROUTE: &str = "instances/{instance}/state";
+/// Placement.
+pub const PLACEMENTS: &str = "placements";
+/// One block.
+pub const BLOCK_ROUTE: &str = "blocks/{compat}/{scope}/{block_key}";
+/// A layer stream of the blocks of one scope.
+pub const BLOCKS_ROUTE: &str = "blocks/{compat}/{scope}";
+/// Leases.
+pub const LEASES: &str = "leases";
+/// One lease.
+pub const LEASE_ROUTE: &str = "leases/{lease}";
+/// Directives.
+pub const PREFETCH: &str = "prefetch";
+/// One directive.
+pub const DIRECTIVE_ROUTE: &str = "prefetch/{directive}";
+/// An instance's own state.
+pub const STATE: &str = "state";
+/// An instance's own status.
+pub const STATUS: &str = "status";
+/// Text completions, of an instance and of the gateway (OpenAI API).
+pub const COMPLETIONS: &str = "v1/completions";
+/// Chat completions of the gateway (OpenAI API).
+pub const CHAT_COMPLETIONS: &str = "v1/chat/completions";
+/// Models of the gateway (OpenAI API).
+pub const MODELS: &str = "v1/models";
+
+/// The record of a replica at a holder.
+#[must_use]
+pub fn replica(compat: CompatId, scope: ScopeId, key: BlockKey, holder: &HolderUri) -> String {
+    format!("replicas/{compat}/{scope}/{key}/{}", holder.to_uri64())
+}
+
+/// The records of a block.
+#[must_use]
+pub fn block_replicas(compat: CompatId, scope: ScopeId, key: BlockKey) -> String {
+    format!("replicas/{compat}/{scope}/{key}")
+}
+
+/// All records of a holder.
+#[must_use]
+pub fn holder(holder: &HolderUri) -> String {
+    format!("holders/{}", holder.to_uri64())
+}
+
+/// A descriptor.
+#[must_use]
+pub fn descriptor(compat: CompatId) -> String {
+    format!("descriptors/{compat}")
+}
+
+/// An instance at the controller.
+#[must_use]
+pub fn instance(instance: &BaseUri) -> String {
+    format!("instances/{}", instance.to_uri64())
+}
+
+/// The status of an instance, at the controller or the index.
+#[must_use]
+pub fn instance_status(instance: &BaseUri) -> String {
+    format!("instances/{}/status", instance.to_uri64())
+}
+
+/// The state of an instance at the controller.
+#[must_use]
+pub fn instance_state(instance: &BaseUri) -> String {
+    format!("instances/{}/state", instance.to_uri64())
+}
+
+/// A block.
+#[must_use]
+pub fn block(compat: CompatId, scope: ScopeId, key: BlockKey) -> String {
+    format!("blocks/{compat}/{scope}/{key}")
+}
+
+/// The layer stream of a scope.
+#[must_use]
+pub fn blocks(compat: CompatId, scope: ScopeId) -> String {
+    format!("blocks/{compat}/{scope}")
+}
+
+/// A lease.
+#[must_use]
+pub fn lease(lease: Uuid) -> String {
+    format!("leases/{lease}")
+}
+
+/// A directive.
+#[must_use]
+pub fn directive(directive: Uuid) -> String {
+    format!("prefetch/{directive}")
+}
