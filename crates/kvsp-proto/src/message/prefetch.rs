@@ -83,8 +83,6 @@ pub enum FailureReason {
     StorageFull,
     /// Policy forbids every source.
     SourceForbidden,
-    /// A block before it in the prefix failed.
-    PrefixBroken,
 }
 
 /// A block that was not loaded.
