@@ -153,7 +153,12 @@ impl fmt::Debug for BlockKeyChain {
 
 /// The keys of all complete blocks of `tokens`, in order.
 #[must_use]
-pub fn block_keys(scope_key: &ScopeKey, compat_id: CompatId, block_tokens: u32, tokens: &[u32]) -> Vec<BlockKey> {
+pub fn block_keys(
+    scope_key: &ScopeKey,
+    compat_id: CompatId,
+    block_tokens: u32,
+    tokens: &[u32],
+) -> Vec<BlockKey> {
     BlockKeyChain::new(scope_key, compat_id, block_tokens).extend(tokens)
 }
 
@@ -187,9 +192,10 @@ mod tests {
     #[test]
     fn keys_are_those_of_hmac_over_the_whole_message() {
         for octets in [32, 63, 64, 65, 200] {
-            let tokens: Vec<u32> = (0..300).map(|i| i * 0x0101_0101).collect();
+            let tokens: Vec<u32> = (0..300_u32).map(|i| i.wrapping_mul(0x0101_0101)).collect();
             let mut previous = [0_u8; 32];
-            for (i, got) in block_keys(&key(octets), CompatId([9; 32]), 100, &tokens).into_iter().enumerate() {
+            for (i, got) in block_keys(&key(octets), CompatId([9; 32]), 100, &tokens).into_iter().enumerate()
+            {
                 let mut mac = Hmac::<Sha256>::new_from_slice(&vec![7; octets]).unwrap();
                 mac.update(b"KVSP-BLOCK-1\0");
                 mac.update(&[9; 32]);

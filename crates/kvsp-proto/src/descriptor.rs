@@ -213,12 +213,15 @@ fn strings(value: &Value) -> Result<Vec<&str>, DescriptorError> {
 }
 
 fn digest(member: &'static str, text: &str) -> Result<NamedDigest, DescriptorError> {
-    text.parse().map_err(|_| DescriptorError::Invalid { member, why: "not sha-256: and 64 lowercase hex digits" })
+    text.parse()
+        .map_err(|_| DescriptorError::Invalid { member, why: "not sha-256: and 64 lowercase hex digits" })
 }
 
 fn adapters(texts: Option<&[&str]>) -> Result<Vec<NamedDigest>, DescriptorError> {
     match texts {
-        Some([]) => Err(DescriptorError::Invalid { member: "adapters", why: "empty: the member must be absent" }),
+        Some([]) => {
+            Err(DescriptorError::Invalid { member: "adapters", why: "empty: the member must be absent" })
+        }
         Some(texts) => texts.iter().map(|text| digest("adapters", text)).collect(),
         None => Ok(Vec::new()),
     }
@@ -246,7 +249,10 @@ fn kv_heads(members: &Members<'_>) -> Result<u32, DescriptorError> {
 /// The element type; scales that come with it must at least be a digest.
 fn kv_dtype(members: &Members<'_>) -> Result<ElementType, DescriptorError> {
     members.kv_scales.map(|text| digest("kv_scales", text)).transpose()?;
-    members.kv_dtype.parse().map_err(|_| DescriptorError::Invalid { member: "kv_dtype", why: "not registered" })
+    members
+        .kv_dtype
+        .parse()
+        .map_err(|_| DescriptorError::Invalid { member: "kv_dtype", why: "not registered" })
 }
 
 fn canonical(value: &Value) -> Result<Vec<u8>, DescriptorError> {

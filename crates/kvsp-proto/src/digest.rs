@@ -93,7 +93,8 @@ impl ReprDigest {
         let Some(entry) = dictionary.get("sha-256") else {
             return Ok(None);
         };
-        let sfv::ListEntry::Item(sfv::Item { bare_item: sfv::BareItem::ByteSequence(octets), .. }) = entry else {
+        let sfv::ListEntry::Item(sfv::Item { bare_item: sfv::BareItem::ByteSequence(octets), .. }) = entry
+        else {
             return Err(ReprDigestError::NotADigest);
         };
         let octets = octets.as_slice().try_into().map_err(|_| ReprDigestError::NotADigest)?;

@@ -53,7 +53,9 @@ fn a_missing_member_or_a_wrong_type_is_malformed() {
             assert!(matches!(with(member, wrong), Err(DescriptorError::Json(_))), "{member}");
         }
     }
-    for (member, wrong) in [("layers", json!("32")), ("model", json!(7)), ("adapters", json!("a")), ("adapters", json!([1]))] {
+    for (member, wrong) in
+        [("layers", json!("32")), ("model", json!(7)), ("adapters", json!("a")), ("adapters", json!([1]))]
+    {
         assert!(matches!(with(member, wrong), Err(DescriptorError::Json(_))), "{member}");
     }
     for text in ["[]", "null", "\"x\"", "{", "{\"model\":\"a\",\"model\":\"b\"}"] {
@@ -100,7 +102,10 @@ fn a_false_value_is_invalid() {
 fn the_identity_covers_unknown_members_and_no_spelling() {
     let base = Descriptor::from_value(valid()).unwrap();
     assert_ne!(with("x-unknown", json!(null)).unwrap().compat_id(), base.compat_id());
-    let text = serde_json::to_string_pretty(&valid()).unwrap().replace(": 32", ": 3.2E1").replace("\"m\"", "\"\\u006d\"");
+    let text = serde_json::to_string_pretty(&valid())
+        .unwrap()
+        .replace(": 32", ": 3.2E1")
+        .replace("\"m\"", "\"\\u006d\"");
     let respelt = Descriptor::from_json(text.as_bytes()).unwrap();
     assert_eq!(respelt.compat_id(), base.compat_id());
     assert_eq!(respelt.layers, 32);

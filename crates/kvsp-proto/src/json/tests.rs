@@ -41,10 +41,54 @@ fn what_serde_json_lets_through_is_refused() {
 #[test]
 fn what_is_no_json_is_refused() {
     for text in [
-        "", " ", "{", "[", "{\"a\"", "{\"a\":", "{\"a\":1", "{\"a\":1,", "{\"a\":1,}", "[1,]", "[,1]", "{,}", "[1 2]",
-        "{\"a\" 1}", "{a:1}", "[1}", "{\"a\":1]", "01", "-", "+1", ".5", "1.", "1e", "1e+", "0x1", "NaN", "Infinity", "tru",
-        "nul", "\"", "\"\\x\"", "\"\\u12\"", "\"\\u12g4\"", "\"\n\"", "\"\u{0}\"", "1 2", "{}{}", "]", "}", ",", ":", "{} x",
-        "\u{a0}1", "'a'", "[1]]", "-01", "1.e1", "\"\\",
+        "",
+        " ",
+        "{",
+        "[",
+        "{\"a\"",
+        "{\"a\":",
+        "{\"a\":1",
+        "{\"a\":1,",
+        "{\"a\":1,}",
+        "[1,]",
+        "[,1]",
+        "{,}",
+        "[1 2]",
+        "{\"a\" 1}",
+        "{a:1}",
+        "[1}",
+        "{\"a\":1]",
+        "01",
+        "-",
+        "+1",
+        ".5",
+        "1.",
+        "1e",
+        "1e+",
+        "0x1",
+        "NaN",
+        "Infinity",
+        "tru",
+        "nul",
+        "\"",
+        "\"\\x\"",
+        "\"\\u12\"",
+        "\"\\u12g4\"",
+        "\"\n\"",
+        "\"\u{0}\"",
+        "1 2",
+        "{}{}",
+        "]",
+        "}",
+        ",",
+        ":",
+        "{} x",
+        "\u{a0}1",
+        "'a'",
+        "[1]]",
+        "-01",
+        "1.e1",
+        "\"\\",
     ] {
         assert!(malformed(text.as_bytes()), "{text:?}");
     }
@@ -84,7 +128,14 @@ fn depth_is_counted_and_cheap_to_refuse() {
 
 #[test]
 fn a_lone_surrogate_is_told_apart_unless_more_is_wrong() {
-    for text in [r#""\ud800""#, r#""\udc00""#, r#""\ud800\ud800""#, r#""\ud800x""#, r#"{"\udfff":1}"#, r#""\ud800\u0041""#] {
+    for text in [
+        r#""\ud800""#,
+        r#""\udc00""#,
+        r#""\ud800\ud800""#,
+        r#""\ud800x""#,
+        r#"{"\udfff":1}"#,
+        r#""\ud800\u0041""#,
+    ] {
         assert_eq!(parse(text.as_bytes()), Err(JsonError::LoneSurrogate), "{text}");
     }
     assert!(malformed(br#"["\ud800""#));
@@ -125,7 +176,9 @@ fn an_error_never_repeats_a_value() {
 
 #[test]
 fn jcs_numbers_survive_the_way_through() {
-    let value = parse(b"[1e21,0.1,5e-324,-0.0,1e20,333333333.33333329,1E30,4.50,2e-3,0.000000000000000000000000001]").unwrap();
+    let value =
+        parse(b"[1e21,0.1,5e-324,-0.0,1e20,333333333.33333329,1E30,4.50,2e-3,0.000000000000000000000000001]")
+            .unwrap();
     assert_eq!(
         serde_json_canonicalizer::to_string(&value).unwrap(),
         "[1e+21,0.1,5e-324,0,100000000000000000000,333333333.3333333,1e+30,4.5,0.002,1e-27]"
