@@ -1,1 +1,10 @@
-//! Tiers with byte caps and eviction.
+//! Tiers: which blocks a holder keeps where, within byte caps that are never overrun, and what goes when
+//! room is needed (draft section 6.1, profile section 5 "Holder").
+
+mod holdings;
+mod policy;
+mod shelf;
+
+pub use holdings::{Admission, AdmitError, Holdings, LeaseOf, Place, Removed, Sizes};
+pub use policy::{EvictionPolicy, LeastRecentlyUsed};
+pub use shelf::Shelf;
