@@ -14,7 +14,7 @@ use std::sync::Arc;
 use kvsp_proto::descriptor::Descriptor;
 
 pub use detokenize::{Detokenizer, StopMatcher};
-pub use sampler::{Sampler, SamplerError};
+pub use sampler::{Sampler, SamplerError, SamplerParams};
 
 /// Why an engine could not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
