@@ -2,6 +2,7 @@
 //!
 //! Time is an argument, never read; nothing here locks, spawns, sleeps or touches a socket.
 
+pub mod descriptors;
 pub mod estimate;
 pub mod index;
 pub mod instances;

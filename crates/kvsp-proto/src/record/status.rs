@@ -4,11 +4,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::RecordError;
+use crate::id::CompatId;
 use crate::json::{self, JsonError};
 use crate::uri::{BaseUri, HolderUri};
 
 /// Most links that a status may list.
 pub const MAX_LINKS: usize = 4096;
+
+/// Most compatibilities that a status may list.
+const MAX_COMPAT_IDS: usize = 256;
 
 /// The lifecycle of an instance (draft section 6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -85,6 +89,10 @@ pub struct InstanceStatus {
     /// Mean service time of a request in µs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mean_service_us: Option<f64>,
+    /// The compatibilities that it computes (an extension of this implementation); where the member is
+    /// absent, the instance counts as able to take any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compat_ids: Option<Vec<CompatId>>,
 }
 
 #[derive(Deserialize)]
@@ -113,6 +121,8 @@ struct Wire {
     seq: Option<u64>,
     #[serde(default)]
     mean_service_us: Option<f64>,
+    #[serde(default)]
+    compat_ids: Option<Vec<CompatId>>,
 }
 
 #[derive(Deserialize)]
@@ -167,6 +177,9 @@ impl InstanceStatus {
         if wire.links.len() > MAX_LINKS {
             return Err(RecordError::invalid(format!("member links has over {MAX_LINKS} entries")));
         }
+        if wire.compat_ids.as_ref().is_some_and(|ids| ids.len() > MAX_COMPAT_IDS) {
+            return Err(RecordError::invalid(format!("member compat_ids has over {MAX_COMPAT_IDS} entries")));
+        }
         let links = wire.links.into_iter().map(WireLink::check).collect::<Result<_, _>>()?;
         Ok(Self {
             instance,
@@ -183,7 +196,14 @@ impl InstanceStatus {
             ttl_ms: wire.ttl_ms,
             seq: wire.seq,
             mean_service_us: wire.mean_service_us,
+            compat_ids: wire.compat_ids,
         })
+    }
+
+    /// Whether the instance computes caches of this compatibility.
+    #[must_use]
+    pub fn computes(&self, compat: CompatId) -> bool {
+        self.compat_ids.as_ref().is_none_or(|ids| ids.contains(&compat))
     }
 
     /// The link to a holder.

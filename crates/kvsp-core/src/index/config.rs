@@ -1,0 +1,115 @@
+//! Bounds of the index, and why it refuses.
+
+use kvsp_proto::problem::{Problem, ProblemType};
+
+use crate::descriptors::GeometryError;
+
+/// Bounds of an [`Index`](super::Index).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexConfig {
+    /// Most records and tombstones together.
+    pub max_records: usize,
+    /// Most records and tombstones of one holder.
+    pub max_records_per_holder: usize,
+    /// Most records of one block; the chain of a block is walked on every write to it.
+    pub max_replicas_per_block: usize,
+    /// Most holders, those without records whose epoch is still remembered among them.
+    pub max_holders: usize,
+    /// Most descriptors.
+    pub max_descriptors: usize,
+    /// The longest TTL granted, in ms; also how long a tombstone or a holder's epoch is remembered.
+    pub max_ttl_ms: u64,
+}
+
+impl Default for IndexConfig {
+    fn default() -> Self {
+        Self {
+            max_records: 4_000_000,
+            max_records_per_holder: 2_000_000,
+            max_replicas_per_block: 256,
+            max_holders: 65_536,
+            max_descriptors: 1024,
+            max_ttl_ms: 3_600_000,
+        }
+    }
+}
+
+/// Who publishes: only the holder itself raises its `holder_epoch`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Publisher {
+    /// The holder named in the record.
+    Holder,
+    /// Another principal that acts on its behalf.
+    Delegate,
+}
+
+/// A record was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Published {
+    /// Whether there was no live record of this replica before.
+    pub created: bool,
+    /// The TTL granted, in ms.
+    pub ttl_ms: u64,
+}
+
+/// A record or a withdrawal is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum IndexError {
+    /// The record contradicts the registered descriptor (`kvsp-invalid-record`).
+    #[error(transparent)]
+    Geometry(#[from] GeometryError),
+    /// A `seq` lower than the one known for this replica, or none (`kvsp-stale-record`).
+    #[error("seq {known} of this replica is known; send a seq that is not lower")]
+    StaleSeq {
+        /// The highest `seq` seen.
+        known: u64,
+    },
+    /// A `holder_epoch` lower than the highest seen (`kvsp-stale-record`).
+    #[error("holder_epoch {known} of this holder is known; the record is of an earlier start")]
+    StaleEpoch {
+        /// The highest `holder_epoch` seen.
+        known: u64,
+    },
+    /// A delegate raises `holder_epoch` (`kvsp-not-holder`).
+    #[error("only the holder itself raises holder_epoch")]
+    EpochByDelegate,
+    /// [`IndexConfig::max_records`] is reached (`kvsp-storage-full`).
+    #[error("the index holds {max} records, which is its limit; withdraw some or wait for expiry")]
+    Full {
+        /// The limit.
+        max: usize,
+    },
+    /// [`IndexConfig::max_records_per_holder`] is reached (`kvsp-storage-full`).
+    #[error("the holder has {max} records, which is its quota; withdraw some or wait for expiry")]
+    HolderFull {
+        /// The quota.
+        max: usize,
+    },
+    /// [`IndexConfig::max_replicas_per_block`] is reached (`kvsp-storage-full`).
+    #[error("the block has {max} replicas, which is the limit")]
+    BlockFull {
+        /// The limit.
+        max: usize,
+    },
+    /// [`IndexConfig::max_holders`] is reached (`kvsp-storage-full`).
+    #[error("the index knows {max} holders, which is its limit")]
+    HoldersFull {
+        /// The limit.
+        max: usize,
+    },
+}
+
+impl From<IndexError> for Problem {
+    fn from(error: IndexError) -> Self {
+        let problem = match error {
+            IndexError::Geometry(_) => ProblemType::InvalidRecord,
+            IndexError::StaleSeq { .. } | IndexError::StaleEpoch { .. } => ProblemType::StaleRecord,
+            IndexError::EpochByDelegate => ProblemType::NotHolder,
+            IndexError::Full { .. }
+            | IndexError::HolderFull { .. }
+            | IndexError::BlockFull { .. }
+            | IndexError::HoldersFull { .. } => ProblemType::StorageFull,
+        };
+        Self::new(problem, error.to_string())
+    }
+}

@@ -1,0 +1,149 @@
+//! Blocks and replicas as readers see them.
+
+use kvsp_proto::id::{BlockKey, Digest, NamedDigest};
+use kvsp_proto::record::{LayerSpan, ReplicaRecord, Residency};
+use kvsp_proto::registry::Codec;
+use kvsp_proto::uri::HolderUri;
+
+use super::Index;
+use super::holders::Holder;
+use super::slot::{Held, Slot, SlotId};
+use crate::time::Time;
+
+/// The live replicas of one block.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockView<'a> {
+    index: &'a Index,
+    head: SlotId,
+    layers: Option<u32>,
+    now: Time,
+}
+
+/// One live replica.
+#[derive(Debug, Clone, Copy)]
+pub struct ReplicaView<'a> {
+    index: &'a Index,
+    slot: &'a Slot,
+    owner: &'a Holder,
+    now: Time,
+}
+
+impl<'a> BlockView<'a> {
+    pub(super) const fn new(index: &'a Index, head: SlotId, layers: Option<u32>, now: Time) -> Self {
+        Self { index, head, layers, now }
+    }
+
+    /// The block's key.
+    #[must_use]
+    pub fn key(&self) -> BlockKey {
+        self.index.slot(self.head).map_or_else(BlockKey::default, |slot| slot.key)
+    }
+
+    /// Its live replicas, ordered by holder.
+    pub fn replicas(&self) -> impl Iterator<Item = ReplicaView<'a>> + use<'a> {
+        let Self { index, now, .. } = *self;
+        index.chain(self.head).filter(move |(_, slot)| slot.is_live(now)).filter_map(move |(_, slot)| {
+            index.holders.get(slot.holder).map(|owner| ReplicaView { index, slot, owner, now })
+        })
+    }
+
+    /// What "every layer" is: the descriptor's layers where it is known, else the length of the longest
+    /// `layer_digests`, else up to the highest resident layer (profile section 5).
+    #[must_use]
+    pub fn layers(&self) -> u32 {
+        let digests = || {
+            let longest =
+                self.replicas().filter_map(|r| r.slot.layer_digests.as_ref().map(|d| d.len())).max();
+            longest.and_then(|n| u32::try_from(n).ok())
+        };
+        let highest = || self.replicas().flat_map(|r| r.slot.held().map(|held| held.layers.1)).max();
+        self.layers.or_else(digests).or_else(|| highest().map(|layer| layer.saturating_add(1))).unwrap_or(0)
+    }
+
+    /// Whether live replicas of equal digest and codec hold every layer together.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        let layers = self.layers();
+        let mut spans: Vec<(Digest, Codec, LayerSpan)> = self
+            .replicas()
+            .flat_map(|r| r.slot.held().map(move |held| (r.slot.digest, r.slot.codec, held.layers)))
+            .collect();
+        spans.sort_unstable();
+        spans
+            .chunk_by(|a, b| (a.0, a.1) == (b.0, b.1))
+            .any(|group| covers(group.iter().map(|(_, _, span)| *span), layers))
+    }
+}
+
+/// Whether spans, ordered by their first layer, cover layers `0..layers` without a gap.
+pub(crate) fn covers(spans: impl Iterator<Item = LayerSpan>, layers: u32) -> bool {
+    let mut end = 0_u64;
+    for span in spans {
+        if u64::from(span.0) > end {
+            break;
+        }
+        end = end.max(u64::from(span.1) + 1);
+    }
+    end >= u64::from(layers)
+}
+
+impl<'a> ReplicaView<'a> {
+    pub(super) const fn is_of(&self, holder: u32) -> bool {
+        self.slot.holder == holder
+    }
+
+    /// Who holds it.
+    #[must_use]
+    pub const fn holder(&self) -> &'a HolderUri {
+        &self.owner.uri
+    }
+
+    /// Its replica digest.
+    #[must_use]
+    pub const fn digest(&self) -> Digest {
+        self.slot.digest
+    }
+
+    /// Its codec.
+    #[must_use]
+    pub const fn codec(&self) -> Codec {
+        self.slot.codec
+    }
+
+    /// Octets of the whole container.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.slot.size
+    }
+
+    /// What resides where.
+    #[must_use]
+    pub fn residency(&self) -> Vec<Residency> {
+        self.slot.held().map(Held::to_residency).collect()
+    }
+
+    /// The record, with its remaining TTL; without layer digests unless asked for.
+    #[must_use]
+    pub fn to_record(&self, digests: bool) -> ReplicaRecord {
+        let (index, slot) = (self.index, self.slot);
+        let (compat_id, scope_id) = index.spaces.get(slot.space).copied().unwrap_or_default();
+        let text = |id| index.texts.get(id).map(|text| text.to_string());
+        ReplicaRecord {
+            block_key: slot.key,
+            compat_id,
+            scope_id,
+            holder: self.owner.uri.clone(),
+            codec: slot.codec,
+            size: slot.size,
+            digest: NamedDigest(slot.digest),
+            layer_digests: slot.layer_digests.as_ref().filter(|_| digests).map(|list| list.to_vec()),
+            residency: self.residency(),
+            // A live record has some time left, however little: 0 is no TTL.
+            ttl_ms: self.now.millis_until(slot.deadline).max(1),
+            seq: slot.seq(),
+            holder_epoch: self.owner.epoch.filter(|_| slot.has_epoch()),
+            producer: text(slot.producer),
+            moqt_namespace: text(slot.namespace),
+        }
+    }
+}
