@@ -1,1 +1,16 @@
-//! Block stores (memory, disk) behind one trait with one conformance suite.
+//! Block stores behind one trait: host memory and a local disk, with one public conformance suite that
+//! every backend passes.
+//!
+//! A store keeps what it is told to keep. What is kept, and what goes when room is needed, is decided by
+//! `kvsp-core`.
+
+mod block;
+pub mod conformance;
+pub mod disk;
+mod memory;
+mod store;
+
+pub use block::{BlockMeta, BlockName, BlockPart, StoredBlock};
+pub use disk::{DiskConfig, DiskStore};
+pub use memory::MemoryStore;
+pub use store::{BlockStore, StoreError, StoreFuture};
