@@ -1,0 +1,209 @@
+//! The body of a request, unread until its media type and size are known to be right.
+
+use axum::body::{Body, HttpBody as _};
+use axum::extract::{FromRequest, Request};
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::{HeaderMap, StatusCode};
+use http_body_util::BodyExt as _;
+use kvsp_proto::message::Limits;
+use kvsp_proto::path::{MEDIA_BLOCK, MEDIA_JSON};
+use kvsp_proto::problem::ProblemType;
+
+use crate::inbound::InboundError;
+use crate::reply::Failure;
+
+/// An unread request body with the request's headers: the last argument of a handler.
+#[derive(Debug)]
+pub struct RequestBody {
+    headers: HeaderMap,
+    body: Body,
+}
+
+impl<S: Send + Sync> FromRequest<S> for RequestBody {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request(request: Request, _state: &S) -> Result<Self, Self::Rejection> {
+        let (parts, body) = request.into_parts();
+        Ok(Self { headers: parts.headers, body })
+    }
+}
+
+impl RequestBody {
+    /// The request's headers.
+    #[must_use]
+    pub fn headers(&self) -> &HeaderMap {
+        &self.headers
+    }
+
+    /// The headers and the body as it is.
+    #[must_use]
+    pub fn into_parts(self) -> (HeaderMap, Body) {
+        (self.headers, self.body)
+    }
+
+    /// The octets of a JSON body (`application/kvsp+json` or `application/json`), at most
+    /// `limits.max_json_octets`.
+    ///
+    /// # Errors
+    /// As [`RequestBody::octets`].
+    pub async fn json(self, limits: &Limits) -> Result<Bytes, Failure> {
+        self.octets(&[MEDIA_JSON, "application/json"], limits.max_json_octets).await
+    }
+
+    /// The octets of a container (`application/kvsp-block`), at most `max` of them.
+    ///
+    /// # Errors
+    /// As [`RequestBody::octets`].
+    pub async fn container(self, max: u64) -> Result<Bytes, Failure> {
+        self.octets(&[MEDIA_BLOCK], max).await
+    }
+
+    /// The octets of a body of one of the `media` types, at most `max` of them, in one buffer.
+    ///
+    /// # Errors
+    /// 415 for another type, no type, or a `Content-Encoding`; 413 `kvsp-limit-exceeded` before anything is
+    /// read where the declared length is over `max`, else as soon as more has come; 408 for a body that
+    /// comes too slowly; 400 for one that breaks off.
+    pub async fn octets(self, media: &[&str], max: u64) -> Result<Bytes, Failure> {
+        self.check_media(media)?;
+        let Self { mut body, .. } = self;
+        let declared = body.size_hint().exact();
+        if declared.is_some_and(|octets| octets > max) {
+            return Err(over(max));
+        }
+        let mut buffer = Buffer::new(declared, max);
+        while let Some(frame) = body.frame().await {
+            if let Ok(data) = frame.map_err(broken)?.into_data() {
+                buffer.take(data)?;
+            }
+        }
+        Ok(buffer.finish())
+    }
+
+    fn check_media(&self, media: &[&str]) -> Result<(), Failure> {
+        if self.headers.contains_key(CONTENT_ENCODING) {
+            return Err(Failure::blank(StatusCode::UNSUPPORTED_MEDIA_TYPE, "a body has no Content-Encoding"));
+        }
+        let mut types = self.headers.get_all(CONTENT_TYPE).iter();
+        let named = match (types.next(), types.next()) {
+            (Some(value), None) => essence(value.as_bytes()),
+            // Without a body there is nothing to be of a type; its absence is found by who reads it.
+            (None, _) if self.body.is_end_stream() => return Ok(()),
+            _ => &[],
+        };
+        if media.iter().any(|name| named.eq_ignore_ascii_case(name.as_bytes())) {
+            return Ok(());
+        }
+        let detail = format!("the body's Content-Type must be {}", media.join(" or "));
+        Err(Failure::blank(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail))
+    }
+}
+
+/// The type and subtype of a media type, without its parameters.
+fn essence(value: &[u8]) -> &[u8] {
+    value.split(|c| *c == b';').next().unwrap_or_default().trim_ascii()
+}
+
+/// One buffer of at most `max` octets.
+struct Buffer {
+    octets: BytesMut,
+    /// A first frame that may turn out to be all; then nothing is copied.
+    only: Option<Bytes>,
+    declared: Option<u64>,
+    max: u64,
+}
+
+impl Buffer {
+    fn new(declared: Option<u64>, max: u64) -> Self {
+        Self { octets: BytesMut::new(), only: None, declared, max }
+    }
+
+    fn take(&mut self, data: Bytes) -> Result<(), Failure> {
+        let held = self.octets.len() + self.only.as_ref().map_or(0, Bytes::len);
+        if (held as u64).saturating_add(data.len() as u64) > self.max {
+            return Err(over(self.max));
+        }
+        if held == 0 {
+            self.only = Some(data);
+            return Ok(());
+        }
+        if let Some(first) = self.only.take() {
+            let whole = self.declared.and_then(|octets| usize::try_from(octets).ok());
+            self.octets.reserve(whole.unwrap_or(held + data.len()));
+            self.octets.extend_from_slice(&first);
+        }
+        self.octets.extend_from_slice(&data);
+        Ok(())
+    }
+
+    fn finish(self) -> Bytes {
+        self.only.unwrap_or_else(|| self.octets.freeze())
+    }
+}
+
+fn over(max: u64) -> Failure {
+    let problem = kvsp_proto::problem::Problem::new(
+        ProblemType::LimitExceeded,
+        format!("the body is over the limit of {max} octets"),
+    );
+    Failure(problem.with("limit", max))
+}
+
+fn broken(error: axum::Error) -> Failure {
+    match error.into_inner().downcast_ref::<InboundError>() {
+        Some(InboundError::Slow) => Failure::blank(StatusCode::REQUEST_TIMEOUT, "the body came too slowly"),
+        Some(InboundError::Broken(_)) | None => Failure::blank(StatusCode::BAD_REQUEST, "the body broke off"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(headers: &[(&'static str, &'static str)], body: Body) -> RequestBody {
+        let mut map = HeaderMap::new();
+        for &(name, value) in headers {
+            map.append(name, value.parse().unwrap());
+        }
+        RequestBody { headers: map, body }
+    }
+
+    async fn json(headers: &[(&'static str, &'static str)], octets: Body, max: u64) -> Result<Bytes, u16> {
+        let limits = Limits { max_json_octets: max, ..Limits::default() };
+        body(headers, octets).json(&limits).await.map_err(|failure| failure.0.status())
+    }
+
+    fn chunks(parts: &'static [&'static str]) -> Body {
+        let parts = parts.iter().map(|part| Ok::<_, std::io::Error>(Bytes::from_static(part.as_bytes())));
+        Body::from_stream(futures_util::stream::iter(parts))
+    }
+
+    #[tokio::test]
+    async fn the_media_type_is_checked_first() {
+        for media in
+            ["application/json", "Application/KVSP+JSON; charset=utf-8", "application/json;x=\"a,b\""]
+        {
+            assert_eq!(json(&[("content-type", media)], "{}".into(), 2).await, Ok("{}".into()), "{media}");
+        }
+        for media in ["text/plain", "application/kvsp-block", "", "application/jsonx", ";application/json"] {
+            assert_eq!(json(&[("content-type", media)], "{}".into(), 0).await, Err(415), "{media}");
+        }
+        assert_eq!(json(&[], "{}".into(), 2).await, Err(415));
+        assert_eq!(json(&[], Body::empty(), 2).await, Ok(Bytes::new()));
+        let two = [("content-type", "application/json"), ("content-type", "application/json")];
+        assert_eq!(json(&two, "{}".into(), 2).await, Err(415));
+        let encoded = [("content-type", "application/json"), ("content-encoding", "identity")];
+        assert_eq!(json(&encoded, "{}".into(), 2).await, Err(415));
+    }
+
+    #[tokio::test]
+    async fn the_limit_holds_for_declared_and_streamed_bodies() {
+        let media = [("content-type", "application/json")];
+        assert_eq!(json(&media, "123".into(), 3).await, Ok("123".into()));
+        assert_eq!(json(&media, "123".into(), 2).await, Err(413));
+        assert_eq!(json(&media, chunks(&["12", "3", "45"]), 5).await, Ok("12345".into()));
+        assert_eq!(json(&media, chunks(&["12", "3", "45"]), 4).await, Err(413));
+        assert_eq!(json(&media, chunks(&["12345"]), 4).await, Err(413));
+    }
+}
