@@ -13,6 +13,8 @@ pub struct IndexConfig {
     pub max_records_per_holder: usize,
     /// Most records of one block; the chain of a block is walked on every write to it.
     pub max_replicas_per_block: usize,
+    /// Most ranges in the `residency` of a record.
+    pub max_residency_ranges: usize,
     /// Most holders, those without records whose epoch is still remembered among them.
     pub max_holders: usize,
     /// Most descriptors.
@@ -27,6 +29,7 @@ impl Default for IndexConfig {
             max_records: 4_000_000,
             max_records_per_holder: 2_000_000,
             max_replicas_per_block: 256,
+            max_residency_ranges: 256,
             max_holders: 65_536,
             max_descriptors: 1024,
             max_ttl_ms: 3_600_000,
@@ -58,6 +61,12 @@ pub enum IndexError {
     /// The record contradicts the registered descriptor (`kvsp-invalid-record`).
     #[error(transparent)]
     Geometry(#[from] GeometryError),
+    /// Over [`IndexConfig::max_residency_ranges`] (`kvsp-limit-exceeded`).
+    #[error("member residency has over {max} ranges")]
+    TooManyRanges {
+        /// The limit.
+        max: usize,
+    },
     /// A `seq` lower than the one known for this replica, or none (`kvsp-stale-record`).
     #[error("seq {known} of this replica is known; send a seq that is not lower")]
     StaleSeq {
@@ -103,6 +112,7 @@ impl From<IndexError> for Problem {
     fn from(error: IndexError) -> Self {
         let problem = match error {
             IndexError::Geometry(_) => ProblemType::InvalidRecord,
+            IndexError::TooManyRanges { .. } => ProblemType::LimitExceeded,
             IndexError::StaleSeq { .. } | IndexError::StaleEpoch { .. } => ProblemType::StaleRecord,
             IndexError::EpochByDelegate => ProblemType::NotHolder,
             IndexError::Full { .. }

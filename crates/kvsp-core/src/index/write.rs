@@ -22,6 +22,10 @@ impl Index {
     /// [`IndexError`]; a refused record changes nothing but the time of what had expired anyway.
     pub fn put(&mut self, record: &ReplicaRecord, by: Publisher, now: Time) -> Result<Published, IndexError> {
         self.descriptors.check(record)?;
+        let max = self.config.max_residency_ranges;
+        if record.residency.len() > max {
+            return Err(IndexError::TooManyRanges { max });
+        }
         self.check_epoch(record, by)?;
         let ttl_ms = record.ttl_ms.min(self.config.max_ttl_ms);
         let deadline = now.after_millis(ttl_ms);
