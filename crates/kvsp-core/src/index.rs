@@ -22,6 +22,7 @@ mod tests;
 
 pub use config::{IndexConfig, IndexError, Published, Publisher};
 pub use lookup::Lookup;
+pub(crate) use view::covers;
 pub use view::{BlockView, ReplicaView};
 
 use kvsp_proto::descriptor::Descriptor;
