@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use http::Method;
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
@@ -96,6 +97,11 @@ impl Metrics {
         let counter = Counter::default();
         self.register(name, help, counter.clone());
         counter
+    }
+
+    /// Figures that are kept elsewhere and read at every scrape.
+    pub fn collect(&self, collector: Box<dyn Collector>) {
+        self.lock().register_collector(collector);
     }
 
     /// A registered gauge.

@@ -14,6 +14,6 @@ pub use answer::{
 };
 pub use error::{ApiError, ErrorBody, ErrorMembers};
 pub use request::{
-    ChatRequest, ChatRequestMessage, CompletionRequest, ContentPart, MessageContent, Prompt, Sampling, Stop,
-    StreamOptions,
+    ChatRequest, ChatRequestMessage, CompletionRequest, ContentPart, MAX_STOP_OCTETS, MAX_STOPS,
+    MessageContent, Prompt, Sampling, Stop, StreamOptions,
 };

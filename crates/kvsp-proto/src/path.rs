@@ -17,6 +17,8 @@ pub const MEDIA_BLOCK_SEQUENCE: &str = "application/kvsp-block-sequence";
 pub const MEDIA_PROBLEM: &str = "application/problem+json";
 /// The header by which an inference request carries its `request_ref`.
 pub const REQUEST_REF_HEADER: &str = "kvsp-request-ref";
+/// The header by which an inference request names the scope of its blocks; never the scope's key.
+pub const SCOPE_HEADER: &str = "kvsp-scope-id";
 /// The header of a block sequence that tells how many leading blocks are sent.
 pub const BLOCKS_HEADER: &str = "kvsp-blocks";
 

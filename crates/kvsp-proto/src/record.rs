@@ -5,8 +5,8 @@ mod replica;
 mod status;
 
 pub use checkpoint::{SamplerState, SessionCheckpoint};
-pub use replica::{LayerSpan, ReplicaRecord, Residency};
-pub use status::{InstanceState, InstanceStatus, Link};
+pub use replica::{LayerSpan, MAX_LAYERS, ReplicaRecord, Residency};
+pub use status::{InstanceState, InstanceStatus, Link, MAX_LINKS};
 
 use crate::json::JsonError;
 use crate::problem::{Problem, ProblemType};

@@ -1,0 +1,57 @@
+//! What an instance is told at start.
+
+use kvsp_proto::message::Limits;
+use kvsp_proto::uri::BaseUri;
+use serde::Deserialize;
+
+/// The configuration of an instance; every member has a default.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AgentConfig {
+    /// The Index Service in which replicas are published and looked up.
+    pub index: Option<BaseUri>,
+    /// The Placement Controller that gets the status.
+    pub controller: Option<BaseUri>,
+    /// A holder outside the process that gets a copy of every computed block.
+    pub holder: Option<BaseUri>,
+    /// The model's name in the OpenAI API; default: the descriptor's `model`.
+    pub served_name: Option<String>,
+    /// TTL of a status in ms; one is sent every third of it.
+    pub status_ttl_ms: u64,
+    /// Most requests that run at once.
+    pub max_running: usize,
+    /// Most requests that wait; more are refused with 503.
+    pub max_queued: usize,
+    /// Prompt tokens of one prefill pass.
+    pub chunk_tokens: usize,
+    /// Most directives that load at once; more are refused with 503.
+    pub max_directives: usize,
+    /// Directives that are remembered after they ended.
+    pub directive_history: usize,
+    /// The rate assumed of a link until a transfer measured it, in Mbit/s.
+    pub link_mbit_per_s: f64,
+    /// Octets of computed blocks that may wait for the holder; more are not copied there.
+    pub max_copy_octets: u64,
+    /// Limits of the protocol resources.
+    pub limits: Limits,
+}
+
+impl Default for AgentConfig {
+    fn default() -> Self {
+        Self {
+            index: None,
+            controller: None,
+            holder: None,
+            served_name: None,
+            status_ttl_ms: 3000,
+            max_running: 16,
+            max_queued: 256,
+            chunk_tokens: 128,
+            max_directives: 64,
+            directive_history: 1024,
+            link_mbit_per_s: 8000.0,
+            max_copy_octets: 256 << 20,
+            limits: Limits::default(),
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Router and life of an instance.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::routing::{get, post, put};
+use kvsp_blocks::{BlockService, BlocksConfig, BlocksDeps};
+use kvsp_client::Client;
+use kvsp_engine::{Engine, Tokenizer};
+use kvsp_net::clock::Clock;
+use kvsp_net::metrics::Metrics;
+use kvsp_net::random::Random;
+use kvsp_net::service::{Bound, ServeError, ServiceFacts};
+use kvsp_proto::block_key::ScopeKey;
+use kvsp_proto::path;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::engine::{EngineHandle, HostTier, SchedulerConfig, ScopedKey};
+use crate::lifecycle::Lifecycle;
+use crate::links::Links;
+use crate::load::LoadCounters;
+use crate::prefetch::Directives;
+use crate::status::StatusSeq;
+use crate::{Agent, AgentConfig, completions, events, metrics, prefetch, state, status};
+
+/// How long running requests may go on after a stop was asked for.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// What an instance is made of.
+pub struct AgentParts<E> {
+    /// The engine; it gets a thread of its own.
+    pub engine: E,
+    /// The engine's tokenizer.
+    pub tokenizer: Arc<dyn Tokenizer>,
+    /// Keys of the scopes in which the instance shares blocks; the first is the default.
+    pub scopes: Vec<Arc<ScopeKey>>,
+    /// Tiers and publication of the blocks that it serves.
+    pub blocks: BlocksConfig,
+    /// The client for index, controller and holders.
+    pub client: Client,
+    /// The clock.
+    pub clock: Arc<dyn Clock>,
+    /// Randomness for identifiers and seeds.
+    pub random: Arc<dyn Random>,
+    /// Set once requests are taken.
+    pub ready: Arc<AtomicBool>,
+}
+
+/// The host tier as the engine thread asks for it.
+struct Host {
+    blocks: Arc<BlockService>,
+    compat: kvsp_proto::id::CompatId,
+}
+
+impl HostTier for Host {
+    fn holds(&self, block: &ScopedKey) -> bool {
+        self.blocks.contains(self.compat, block.scope, block.key)
+    }
+}
+
+/// Serve until `stop`: then take no new work, finish what runs, withdraw the replicas and end.
+///
+/// # Errors
+/// [`ServeError`].
+pub async fn serve<E: Engine>(
+    config: AgentConfig,
+    bound: Bound,
+    parts: AgentParts<E>,
+    stop: CancellationToken,
+) -> Result<(), ServeError> {
+    let metrics = Metrics::new();
+    let descriptor = parts.engine.info().descriptor.clone();
+    let deps = BlocksDeps {
+        client: parts.client.clone(),
+        clock: parts.clock.clone(),
+        random: parts.random.clone(),
+        metrics: metrics.clone(),
+    };
+    let blocks =
+        BlockService::open(parts.blocks, bound.base(), "instance", deps).await.map_err(ServeError::setup)?;
+    blocks.register_descriptor(descriptor.as_ref().clone()).map_err(ServeError::setup)?;
+    let host = Arc::new(Host { blocks: blocks.clone(), compat: descriptor.compat_id() });
+    let scheduling = SchedulerConfig {
+        max_running: config.max_running.max(1),
+        max_queued: config.max_queued,
+        chunk_tokens: config.chunk_tokens.max(1),
+    };
+    let (engine, engine_events, _thread) =
+        EngineHandle::spawn(parts.engine, scheduling, host, parts.clock.clone())
+            .map_err(ServeError::setup)?;
+    let agent = Arc::new(Agent {
+        base: bound.base(),
+        epoch: SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(1, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX)),
+        served_name: config.served_name.clone().unwrap_or_else(|| descriptor.model.clone()),
+        descriptor: descriptor.clone(),
+        engine,
+        blocks: blocks.clone(),
+        tokenizer: parts.tokenizer,
+        scopes: parts.scopes,
+        client: parts.client,
+        clock: parts.clock,
+        random: parts.random,
+        lifecycle: Lifecycle::new(),
+        links: Links::new(config.link_mbit_per_s),
+        directives: Directives::new(config.max_directives, config.directive_history),
+        load_counters: LoadCounters::default(),
+        status_seq: StatusSeq::default(),
+        resident: events::Resident::default(),
+        tasks: TaskTracker::new(),
+        config,
+    });
+    metrics::register(&metrics, &agent);
+    register_descriptor(&agent).await;
+
+    // The blocks outlive the listeners: replicas are withdrawn only after the last request has ended.
+    let withdraw = CancellationToken::new();
+    let publisher = tokio::spawn(blocks.clone().run(withdraw.clone()));
+    let listening = CancellationToken::new();
+    let background = [
+        tokio::spawn(events::run(agent.clone(), engine_events)),
+        tokio::spawn(status::run(agent.clone(), stop.clone())),
+        tokio::spawn(drain(agent.clone(), stop, listening.clone())),
+    ];
+    let facts = ServiceFacts {
+        roles: vec!["instance", "holder"],
+        extensions: kvsp_blocks::EXTENSIONS.iter().copied().chain(["openai"]).collect(),
+        limits: agent.config.limits,
+    };
+    let routes = routes(agent.clone()).merge(blocks.router());
+    parts.ready.store(true, Ordering::Release);
+    let served = bound.serve(routes, facts, metrics, parts.ready, listening).await;
+    withdraw.cancel();
+    // A publisher that panicked has nothing left to withdraw with; its records run out by themselves.
+    drop(publisher.await);
+    background.iter().for_each(tokio::task::JoinHandle::abort);
+    served
+}
+
+/// Between the wish to stop and the end of listening, running requests may finish.
+async fn drain(agent: Arc<Agent>, stop: CancellationToken, listening: CancellationToken) {
+    stop.cancelled().await;
+    agent.lifecycle.order(kvsp_proto::record::InstanceState::Draining, false);
+    if let Some(controller) = &agent.config.controller {
+        let status = agent.status();
+        let last = agent.client.put_status(controller, &status);
+        // The controller finds out by expiry all the same.
+        drop(tokio::time::timeout(Duration::from_secs(1), last).await);
+    }
+    let finished = async {
+        while !agent.is_idle() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    if tokio::time::timeout(DRAIN, finished).await.is_err() {
+        tracing::warn!("requests are cut off: they ran on past the drain time");
+    }
+    listening.cancel();
+}
+
+/// Tell index and controller the geometry of this instance's blocks, as far as they can be reached now.
+async fn register_descriptor(agent: &Arc<Agent>) {
+    for service in [&agent.config.index, &agent.config.controller, &agent.config.holder].into_iter().flatten()
+    {
+        if let Err(error) = agent.client.put_descriptor(service, &agent.descriptor).await {
+            tracing::warn!(%service, %error, "the descriptor was not registered");
+        }
+    }
+}
+
+fn routes(agent: Arc<Agent>) -> Router {
+    let at = |path: &str| format!("/{path}");
+    Router::new()
+        .route(&at(path::STATUS), get(state::status))
+        .route(&at(path::STATE), put(state::order))
+        .route(&at(path::PREFETCH), post(prefetch::create))
+        .route(&at(path::DIRECTIVE_ROUTE), get(prefetch::read).delete(prefetch::cancel))
+        .route(&at(path::COMPLETIONS), post(completions::create))
+        .with_state(agent)
+}

@@ -1,0 +1,119 @@
+//! Status reports (draft section 6.3): every third of the TTL, also under full load, because everything
+//! reported is read from gauges and nothing waits for the engine.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kvsp_proto::record::InstanceStatus;
+use kvsp_proto::uri::BaseUri;
+use tokio_util::sync::CancellationToken;
+
+use crate::Agent;
+use crate::engine::Gauges;
+
+/// Reports between two looks at who else is there.
+const REPORTS_PER_PROBE: u64 = 5;
+
+/// Orders the statuses of this epoch.
+#[derive(Debug, Default)]
+pub(crate) struct StatusSeq(AtomicU64);
+
+impl Agent {
+    /// The instance's status at this moment.
+    pub(crate) fn status(&self) -> InstanceStatus {
+        let gauges = self.engine.gauges();
+        let service = gauges.mean_service_us.get();
+        InstanceStatus {
+            instance: self.base.clone(),
+            epoch: self.epoch,
+            state: self.lifecycle.get(),
+            running: Gauges::read(&gauges.running),
+            queued: Gauges::read(&gauges.queued),
+            batch_size: self.config.max_running as u64,
+            kv_utilization: gauges.kv_utilization(),
+            prefill_tokens_per_s: gauges.prefill_tokens_per_s.get(),
+            decode_tokens_per_s: gauges.decode_tokens_per_s.get(),
+            links: self.links.report(),
+            requested_state: None,
+            ttl_ms: self.config.status_ttl_ms,
+            seq: Some(self.status_seq.0.fetch_add(1, Ordering::Relaxed)),
+            mean_service_us: (service > 0.0).then_some(service),
+            compat_ids: Some(vec![self.descriptor.compat_id()]),
+        }
+    }
+
+    /// Whether nothing runs and nothing waits.
+    pub(crate) fn is_idle(&self) -> bool {
+        let gauges = self.engine.gauges();
+        Gauges::read(&gauges.running) + Gauges::read(&gauges.queued) == 0
+    }
+}
+
+/// Report until `stop`.
+pub(crate) async fn run(agent: Arc<Agent>, stop: CancellationToken) {
+    // A little under a third, so that a late timer does not make the interval longer than one.
+    let period = Duration::from_millis((agent.config.status_ttl_ms * 3 / 10).max(1));
+    let mut ticks = tokio::time::interval(period);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut reports = 0_u64;
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = stop.cancelled() => return,
+        }
+        if reports.is_multiple_of(REPORTS_PER_PROBE) {
+            let agent = agent.clone();
+            // Probing a dead peer takes its time-out; the reports do not wait for it.
+            agent.tasks.clone().spawn(async move { probe(&agent).await });
+        }
+        reports += 1;
+        agent.lifecycle.settle(agent.is_idle());
+        let status = agent.status();
+        let send = |to: Option<BaseUri>| {
+            let (client, status) = (agent.client.clone(), status.clone());
+            async move {
+                let answer = tokio::time::timeout(period, client.put_status(&to?, &status)).await;
+                match answer {
+                    Ok(Ok(answer)) => Some(answer.state),
+                    Ok(Err(error)) => {
+                        tracing::warn!(%error, "a status report was not taken");
+                        None
+                    }
+                    Err(_) => {
+                        tracing::warn!("a status report took too long");
+                        None
+                    }
+                }
+            }
+        };
+        let (ordered, _) =
+            tokio::join!(send(agent.config.controller.clone()), send(agent.config.index.clone()));
+        if let Some(state) = ordered {
+            agent.lifecycle.order(state, agent.is_idle());
+        }
+    }
+}
+
+/// Reach the holder and the other instances once, so that the first placement knows a path to them.
+async fn probe(agent: &Arc<Agent>) {
+    let mut peers: Vec<BaseUri> = agent.config.holder.iter().cloned().collect();
+    if let Some(controller) = &agent.config.controller
+        && let Ok(list) = agent.client.instances(controller).await
+    {
+        peers.extend(list.instances.into_iter().map(|i| i.status.instance).filter(|uri| *uri != agent.base));
+    }
+    for peer in peers {
+        if agent.links.knows(&peer) {
+            continue;
+        }
+        // The first request also opens the connection; the second one shows the round trip.
+        for _ in 0..2 {
+            let begin = Instant::now();
+            match agent.client.root(&peer).await {
+                Ok(_) => agent.links.reached(&peer, begin.elapsed()),
+                Err(_) => break,
+            }
+        }
+    }
+}
