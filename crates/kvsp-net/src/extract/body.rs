@@ -37,7 +37,6 @@ impl RequestBody {
     }
 
     /// The headers and the body as it is.
-    #[must_use]
     pub fn into_parts(self) -> (HeaderMap, Body) {
         (self.headers, self.body)
     }
