@@ -1,0 +1,160 @@
+//! Causal attention whose result for a row depends on that row and the positions up to its own, bit for bit.
+//!
+//! Scores are products along the head alone, so neither the number of keys nor of rows touches them. The
+//! maximum is exact in any order. Numerators and values are multiplied in tiles of [`TILE`] keys at absolute
+//! positions and the tiles added in ascending order from +0: a tile in a row's future adds an exact zero.
+
+use std::sync::Mutex;
+
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Tensor};
+use kvsp_engine::{EngineError, PageId};
+
+use crate::config::Config;
+use crate::math;
+use crate::pool::{Gathered, Pool};
+
+/// Keys of one tile.
+pub(crate) const TILE: usize = 128;
+
+/// Most rows (tokens × query heads of a group) of one product.
+const MAX_ROWS: usize = 256;
+
+/// Where a span's queries sit and what they attend to.
+pub(crate) struct Job<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) pool: &'a Pool,
+    pub(crate) pages: &'a [PageId],
+    pub(crate) layer: usize,
+    /// Position of the first query.
+    pub(crate) position: usize,
+    /// Rotated queries: tokens × heads × `head_dim`.
+    pub(crate) queries: &'a [f32],
+}
+
+/// Keys and values of the whole sequence as tensors.
+struct Cache {
+    /// kv head × dimension × token.
+    keys: Tensor,
+    /// kv head × tile × token × dimension.
+    values: Tensor,
+}
+
+impl Job<'_> {
+    /// Attention of every query over the keys up to its own; appends tokens × heads × `head_dim` to `out`.
+    pub(crate) fn run(&self, out: &mut Vec<f32>) -> Result<(), EngineError> {
+        let q_dim = self.config.q_dim();
+        let tokens = self.queries.len() / q_dim;
+        let total = self.position + tokens;
+        let padded = total.next_multiple_of(TILE);
+        let gathered = self.pool.gather(self.pages, self.layer, total, padded)?;
+        let cache = self.cache(gathered, padded).map_err(backend)?;
+        let step = (MAX_ROWS / self.config.group()).max(1);
+        for first in (0..tokens).step_by(step) {
+            let last = (first + step).min(tokens);
+            let queries = &self.queries[first * q_dim..last * q_dim];
+            self.block(&cache, queries, self.position + first, out).map_err(backend)?;
+        }
+        Ok(())
+    }
+
+    fn cache(&self, gathered: Gathered, padded: usize) -> Result<Cache, candle_core::Error> {
+        let Config { kv_heads, head_dim, .. } = *self.config;
+        Ok(Cache {
+            keys: Tensor::from_vec(gathered.keys, (kv_heads, head_dim, padded), &Device::Cpu)?,
+            values: Tensor::from_vec(
+                gathered.values,
+                (kv_heads, padded / TILE, TILE, head_dim),
+                &Device::Cpu,
+            )?,
+        })
+    }
+
+    /// A block of consecutive queries, the first of them at `position`.
+    fn block(
+        &self,
+        cache: &Cache,
+        queries: &[f32],
+        position: usize,
+        out: &mut Vec<f32>,
+    ) -> Result<(), candle_core::Error> {
+        let Config { kv_heads, head_dim, .. } = *self.config;
+        let group = self.config.group();
+        let tokens = queries.len() / self.config.q_dim();
+        let rows = (tokens * group).max(2);
+        let keys = (position + tokens).next_multiple_of(TILE);
+        let tiles = keys / TILE;
+        let scores = self.by_kv_head(queries, rows)?.matmul(&cache.keys.narrow(2, 0, keys)?)?;
+        let softmax = Softmax { rows, keys, group, position, sums: Mutex::default() };
+        scores.inplace_op1(&softmax)?;
+        let sums = softmax.sums.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+
+        let start = out.len();
+        out.resize(start + queries.len(), 0.0);
+        let out = &mut out[start..];
+        for head in 0..kv_heads {
+            let weights = scores.get(head)?.reshape((rows, tiles, TILE))?.transpose(0, 1)?;
+            let products = weights.matmul(&cache.values.get(head)?.narrow(0, 0, tiles)?)?;
+            let products = products.flatten_all()?.to_vec1::<f32>()?;
+            for row in 0..tokens * group {
+                let (token, member) = (row / group, row % group);
+                let at = (token * self.config.heads + head * group + member) * head_dim;
+                let target = &mut out[at..at + head_dim];
+                for tile in 0..tiles {
+                    math::add(target, &products[(tile * rows + row) * head_dim..][..head_dim]);
+                }
+                let sum = sums[head * rows + row];
+                for x in target {
+                    *x /= sum;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Scaled queries as kv head × (token, query head of the group) × dimension, padded with zero rows.
+    fn by_kv_head(&self, queries: &[f32], rows: usize) -> Result<Tensor, candle_core::Error> {
+        let Config { kv_heads, head_dim, .. } = *self.config;
+        let width = self.config.group() * head_dim;
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let mut grouped = Vec::with_capacity(kv_heads * rows * head_dim);
+        for head in 0..kv_heads {
+            for token in queries.chunks_exact(self.config.q_dim()) {
+                grouped.extend(token[head * width..(head + 1) * width].iter().map(|q| q * scale));
+            }
+            grouped.resize((head + 1) * rows * head_dim, 0.0);
+        }
+        Tensor::from_vec(grouped, (kv_heads, rows, head_dim), &Device::Cpu)
+    }
+}
+
+/// Scores to softmax numerators in place; the sums of the rows aside.
+struct Softmax {
+    rows: usize,
+    keys: usize,
+    group: usize,
+    position: usize,
+    sums: Mutex<Vec<f32>>,
+}
+
+impl InplaceOp1 for Softmax {
+    fn name(&self) -> &'static str {
+        "causal-softmax-numerators"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<(), candle_core::Error> {
+        let CpuStorage::F32(scores) = storage else {
+            return Err(candle_core::Error::Msg("scores are not float32".into()));
+        };
+        let sums = scores.chunks_exact_mut(self.keys).enumerate().map(|(row, scores)| {
+            let valid = self.position + (row % self.rows) / self.group + 1;
+            math::softmax_numerators(scores, valid, TILE)
+        });
+        let sums: Vec<f32> = sums.collect();
+        *self.sums.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = sums;
+        Ok(())
+    }
+}
+
+pub(crate) fn backend(error: candle_core::Error) -> EngineError {
+    EngineError::Backend(error.to_string())
+}
