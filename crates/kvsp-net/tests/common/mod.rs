@@ -1,5 +1,6 @@
 //! A raw HTTP/1.1 connection and a router to try it on.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by a panic")]
 
 use std::time::Duration;
 

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -27,6 +28,7 @@ use uuid::Uuid;
 use super::{Behaviour, Shared};
 
 const MAX_REQUEST_OCTETS: usize = 16 << 20;
+const FLUSH_PAUSE: Duration = Duration::from_millis(20);
 
 pub(super) fn routes(shared: Arc<Shared>) -> Router {
     Router::new().fallback(answer).with_state(shared)
@@ -136,8 +138,12 @@ fn body(octets: Bytes, behaviour: Behaviour) -> Body {
             Body::from_stream(pieces)
         }
         Behaviour::Truncated => {
-            let broken = Err(std::io::Error::other("told to break off"));
-            Body::from_stream(stream::iter([Ok(half), broken]))
+            let broken = stream::once(async {
+                // What was sent leaves the server's buffer first: it is the body that breaks, not the head.
+                tokio::time::sleep(FLUSH_PAUSE).await;
+                Err(std::io::Error::other("told to break off"))
+            });
+            Body::from_stream(stream::iter([Ok(half)]).chain(broken))
         }
         Behaviour::Slow { piece, pause } => {
             let pieces: Vec<Bytes> = octets.chunks(piece.max(1)).map(Bytes::copy_from_slice).collect();
