@@ -181,7 +181,10 @@ mod tests {
         assert_ne!(a.model, b.model);
         assert_eq!(a.tokenizer, b.tokenizer);
         // Pinned: a change of the generated weights is a change of every identity derived from them.
-        assert_eq!(digests(0).unwrap().model.to_string(), "sha-256:pending");
+        assert_eq!(
+            digests(0).unwrap().model.to_string(),
+            "sha-256:7de4d71784600fd7686b40e0554d66181884bf3c7e32bda2b980c98f234318b3"
+        );
     }
 
     #[test]

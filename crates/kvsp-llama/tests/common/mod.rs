@@ -3,6 +3,8 @@
 // Each test binary uses a part of it.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod files;
+
 use kvsp_engine::{Engine, PageId, Span};
 use kvsp_llama::{LlamaEngine, LoadOptions, ModelSource, load};
 use kvsp_proto::registry::ElementType;
