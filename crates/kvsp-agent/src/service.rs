@@ -1,7 +1,7 @@
 //! Router and life of an instance.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
@@ -45,8 +45,6 @@ pub struct AgentParts<E> {
     pub clock: Arc<dyn Clock>,
     /// Randomness for identifiers and seeds.
     pub random: Arc<dyn Random>,
-    /// Set once requests are taken.
-    pub ready: Arc<AtomicBool>,
 }
 
 /// The host tier as the engine thread asks for it.
@@ -61,7 +59,7 @@ impl HostTier for Host {
     }
 }
 
-/// Serve until `stop`: then take no new work, finish what runs, withdraw the replicas and end.
+/// Serve until `stop`; `ready` is called once requests are taken. Then take no new work, finish what runs, withdraw the replicas and end.
 ///
 /// # Errors
 /// [`ServeError`].
@@ -69,6 +67,7 @@ pub async fn serve<E: Engine>(
     config: AgentConfig,
     bound: Bound,
     parts: AgentParts<E>,
+    ready: impl FnOnce() + Send,
     stop: CancellationToken,
 ) -> Result<(), ServeError> {
     let metrics = Metrics::new();
@@ -132,8 +131,9 @@ pub async fn serve<E: Engine>(
         limits: agent.config.limits,
     };
     let routes = routes(agent.clone()).merge(blocks.router());
-    parts.ready.store(true, Ordering::Release);
-    let served = bound.serve(routes, facts, metrics, parts.ready, listening).await;
+    let is_ready = Arc::new(AtomicBool::new(true));
+    ready();
+    let served = bound.serve(routes, facts, metrics, is_ready, listening).await;
     withdraw.cancel();
     // A publisher that panicked has nothing left to withdraw with; its records run out by themselves.
     drop(publisher.await);

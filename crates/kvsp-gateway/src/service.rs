@@ -50,8 +50,6 @@ pub struct GatewayParts {
     pub client: Client,
     /// Randomness for identifiers.
     pub random: Arc<dyn Random>,
-    /// Set once requests are taken.
-    pub ready: Arc<AtomicBool>,
 }
 
 /// The gateway's own metrics.
@@ -60,7 +58,7 @@ pub(crate) struct Counters {
     pub(crate) upstream_failures: Counter,
 }
 
-/// Serve until `stop`.
+/// Serve until `stop`; `ready` is called once requests are taken.
 ///
 /// # Errors
 /// [`ServeError`]; a missing controller among them.
@@ -68,6 +66,7 @@ pub async fn serve(
     config: GatewayConfig,
     bound: Bound,
     parts: GatewayParts,
+    ready: impl FnOnce() + Send,
     stop: CancellationToken,
 ) -> Result<(), ServeError> {
     let controller = config
@@ -99,8 +98,9 @@ pub async fn serve(
     let routes = routes(gateway);
     // Clients take either `…/kvsp/v1` or `…/v1` for the API's base.
     let bound = if bound.base().path() == "/" { bound } else { bound.with_extra(routes.clone()) };
-    parts.ready.store(true, std::sync::atomic::Ordering::Release);
-    bound.serve(routes, facts, metrics, parts.ready, stop).await
+    let is_ready = Arc::new(AtomicBool::new(true));
+    ready();
+    bound.serve(routes, facts, metrics, is_ready, stop).await
 }
 
 fn routes(gateway: Arc<Gateway>) -> Router {

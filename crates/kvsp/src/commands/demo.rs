@@ -1,0 +1,103 @@
+//! `kvsp demo`: a small fleet of real processes answers questions about a document, the second instance
+//! with the KV cache of the first.
+
+mod ask;
+mod fleet;
+mod report;
+mod story;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use report::Report;
+
+/// Start a fleet on loopback, ask it about a document, and show what the second instance saved.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  kvsp demo --model SmolLM2-135M-Instruct.gguf --name HuggingFaceTB/SmolLM2-135M-Instruct
+  kvsp demo --model tiny
+
+Exit status 0 means that every check in the table holds: the texts are equal, the tokens were matched, every
+octet that was fetched was verified, and, from 2,000 prompt tokens on, the first token came at least ten times
+sooner.")]
+pub(crate) struct DemoArgs {
+    /// The model: a Hugging Face folder, a GGUF file, or `tiny`.
+    #[arg(long, value_name = "PATH|tiny")]
+    model: String,
+    /// The model's name; required for a path.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// The document to ask about; default: the one that comes with the program.
+    #[arg(long, value_name = "FILE")]
+    document: Option<PathBuf>,
+    /// Use only the beginning of the document: equality is checked, the ratio is not.
+    #[arg(long)]
+    short: bool,
+    /// Output tokens of an answer.
+    #[arg(long, value_name = "N", default_value_t = 48)]
+    max_tokens: u32,
+    /// Keep the directory with the logs of the processes.
+    #[arg(long)]
+    keep_logs: bool,
+}
+
+/// Why the demo could not be shown.
+#[derive(Debug, thiserror::Error)]
+enum DemoError {
+    #[error("{what}: {source}")]
+    Io { what: String, source: std::io::Error },
+    #[error("{name} did not start: {why}\n{log}")]
+    Start { name: String, why: String, log: String },
+    #[error(transparent)]
+    Client(#[from] kvsp_client::ClientError),
+    #[error("the gateway answered {status}: {body}")]
+    Gateway { status: u16, body: String },
+    #[error("an answer cannot be read: {0}")]
+    Answer(String),
+    #[error("{0} did not happen in time")]
+    Late(&'static str),
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl DemoError {
+    fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
+}
+
+impl DemoArgs {
+    /// Show the demo; the exit status says whether every check held.
+    pub(crate) fn run(self, json: bool) -> ExitCode {
+        // One thread: the kernel ties the life of the children to the thread that started them.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let shown = match runtime {
+            Ok(runtime) => runtime.block_on(self.show()),
+            Err(error) => Err(DemoError::io("the runtime")(error)),
+        };
+        match shown {
+            Ok(report) => {
+                report.print(json);
+                if report.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
+            Err(error) => {
+                eprintln!("kvsp demo: {error}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    async fn show(&self) -> Result<Report, DemoError> {
+        let mut fleet = fleet::Fleet::new(self.keep_logs)?;
+        let told = tokio::select! {
+            told = story::tell(self, &mut fleet) => told,
+            interrupted = tokio::signal::ctrl_c() => {
+                interrupted.map_err(DemoError::io("waiting for Ctrl-C"))?;
+                Err(DemoError::Interrupted)
+            }
+        };
+        fleet.stop().await;
+        told
+    }
+}
