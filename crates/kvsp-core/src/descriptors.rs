@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvsp_proto::descriptor::Descriptor;
+use kvsp_proto::descriptor::{Descriptor, DescriptorError};
 use kvsp_proto::id::CompatId;
 use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_proto::record::ReplicaRecord;
@@ -34,6 +34,17 @@ pub enum DescriptorRefusal {
         /// Most descriptors kept.
         max: usize,
     },
+}
+
+/// Reads a descriptor as a peer sent it.
+///
+/// # Errors
+/// The problem to answer: `kvsp-malformed-json` or `kvsp-descriptor-invalid`.
+pub fn read(body: &[u8]) -> Result<Descriptor, Problem> {
+    Descriptor::from_json(body).map_err(|error| match error {
+        DescriptorError::Json(error) => error.into(),
+        DescriptorError::Invalid { .. } => Problem::new(ProblemType::DescriptorInvalid, error.to_string()),
+    })
 }
 
 impl From<DescriptorRefusal> for Problem {

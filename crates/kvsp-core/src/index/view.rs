@@ -127,7 +127,7 @@ impl<'a> ReplicaView<'a> {
     pub fn to_record(&self, digests: bool) -> ReplicaRecord {
         let (index, slot) = (self.index, self.slot);
         let (compat_id, scope_id) = index.spaces.get(slot.space).copied().unwrap_or_default();
-        let text = |id| index.texts.get(id).map(|text| text.to_string());
+        let text = |id| index.texts.get(id).map(ToString::to_string);
         ReplicaRecord {
             block_key: slot.key,
             compat_id,

@@ -6,6 +6,7 @@ use kvsp_proto::digest::replica_digest;
 use kvsp_proto::id::{BlockKey, CompatId, Digest, NamedDigest, ScopeId};
 use kvsp_proto::message::{LookupAnswer, LookupBlock, PrefetchDirective};
 use kvsp_proto::record::{InstanceStatus, ReplicaRecord};
+use kvsp_proto::uri::BaseUri;
 use serde_json::json;
 use uuid::Uuid;
 
@@ -207,7 +208,7 @@ fn a_directive_names_http_sources_of_one_computation() {
     assert_eq!(ranked[0].candidate.load_blocks, Some(1));
     let directive = send(&ranked[0], &prefix).unwrap();
     assert_eq!(directive.blocks.len(), 1);
-    let sources: Vec<&str> = directive.blocks[0].sources.iter().map(|s| s.as_str()).collect();
+    let sources: Vec<&str> = directive.blocks[0].sources.iter().map(BaseUri::as_str).collect();
     assert_eq!(sources, ["https://a/", "https://c/", "https://i/"]);
 }
 

@@ -1,0 +1,27 @@
+//! What the Index Service counts.
+
+use kvsp_net::metrics::Metrics;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+
+/// The metrics of one Index Service.
+#[derive(Debug)]
+pub(crate) struct IndexMetrics {
+    pub(crate) replicas: Gauge,
+    pub(crate) lookups: Counter,
+    pub(crate) looked_up: Counter,
+    pub(crate) matched: Counter,
+    pub(crate) expired: Counter,
+}
+
+impl IndexMetrics {
+    pub(crate) fn new(metrics: &Metrics) -> Self {
+        Self {
+            replicas: metrics.gauge("index_replicas", "Replica records held"),
+            lookups: metrics.counter("index_lookups", "Lookups answered"),
+            looked_up: metrics.counter("index_lookup_keys", "Keys looked up"),
+            matched: metrics.counter("index_matched_keys", "Keys matched by lookups"),
+            expired: metrics.counter("index_expired_replicas", "Replica records that expired"),
+        }
+    }
+}

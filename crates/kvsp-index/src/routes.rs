@@ -1,0 +1,59 @@
+//! The resources of the Index Service.
+
+mod batch;
+mod descriptors;
+mod instances;
+mod lookup;
+mod replicas;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::{get, post, put};
+use http::StatusCode;
+use kvsp_net::Failure;
+use kvsp_proto::json::JsonError;
+use kvsp_proto::path;
+
+use crate::service::IndexService;
+
+/// The state of every handler.
+type Service = axum::extract::State<Arc<IndexService>>;
+
+pub(crate) fn router(service: Arc<IndexService>) -> Router {
+    let at = |path: &str| format!("/{path}");
+    Router::new()
+        .route(&at(path::REPLICA_ROUTE), put(replicas::put).get(replicas::get).delete(replicas::delete))
+        .route(&at(path::BLOCK_REPLICAS_ROUTE), get(replicas::list))
+        .route(&at(path::REPLICAS), post(batch::batch))
+        .route(&at(path::HOLDER_ROUTE), axum::routing::delete(replicas::delete_holder))
+        .route(&at(path::LOOKUP), post(lookup::lookup))
+        .route(&at(path::DESCRIPTOR_ROUTE), put(descriptors::put).get(descriptors::get))
+        .route(&at(path::INSTANCE_STATUS_ROUTE), put(instances::put_status))
+        .with_state(service)
+}
+
+/// Runs what may take long on a thread where it stalls no other request.
+async fn offload<T: Send + 'static>(
+    heavy: bool,
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    if !heavy {
+        return work();
+    }
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "a request's work broke");
+        Err(Failure::blank(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be worked on"))
+    })
+}
+
+/// The body of a request that must be a JSON object: serde would take an array of the members' values, too.
+fn object(octets: &[u8]) -> Result<&[u8], Failure> {
+    match octets.trim_ascii_start().first() {
+        Some(b'[') => Err(JsonError::Malformed("the body is not an object".into()).into()),
+        _ => Ok(octets),
+    }
+}
+
+/// A body beyond this is read off the reactor.
+const HEAVY_OCTETS: usize = 64 << 10;
