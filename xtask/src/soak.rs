@@ -1,14 +1,12 @@
 //! `cargo xtask soak`: the tests that compare with a model or try random inputs, many more times.
 
-use std::io::{BufRead as _, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::cli::SoakOptions;
 use crate::error::TaskError;
 use crate::process;
-use crate::workspace;
 
 /// Packages whose tests count their cases by the environment.
 const PACKAGES: [&str; 5] = ["kvsp-core", "kvsp-proto", "kvsp-blocks", "kvsp-store", "kvsp-engine"];
@@ -20,10 +18,13 @@ const CASES: &str = "20000";
 const POLL: Duration = Duration::from_millis(50);
 
 /// One test program.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 struct Suite {
-    package: &'static str,
-    name: String,
+    package: String,
+    /// The source file of its crate root.
+    source: PathBuf,
+    /// The package's directory, in which `cargo test` runs it.
+    directory: PathBuf,
     program: PathBuf,
 }
 
@@ -40,7 +41,7 @@ enum Outcome {
 /// # Errors
 /// A test fails.
 pub(crate) fn run(options: SoakOptions) -> Result<(), TaskError> {
-    let suites = PACKAGES.iter().map(|package| build(package)).collect::<Result<Vec<_>, _>>()?.concat();
+    let suites = build()?;
     let deadline = options.budget.map(|budget| Instant::now() + budget);
     let mut report = Vec::new();
     for (done, suite) in suites.iter().enumerate() {
@@ -55,12 +56,8 @@ pub(crate) fn run(options: SoakOptions) -> Result<(), TaskError> {
             }
             Outcome::CutShort => "CUT SHORT by the budget, nothing failed until then",
         };
-        report.push(format!(
-            "{:7.1} s  {} {}: {outcome}",
-            begin.elapsed().as_secs_f64(),
-            suite.package,
-            suite.name
-        ));
+        let (seconds, source) = (begin.elapsed().as_secs_f64(), suite.source.display());
+        report.push(format!("{seconds:7.1} s  {} {source}: {outcome}", suite.package));
     }
     println!("soak with KVSP_SOAK_OPS={OPERATIONS} PROPTEST_CASES={CASES}:");
     for line in report {
@@ -74,37 +71,50 @@ fn share(left: Duration, suites: usize) -> Duration {
 }
 
 impl Suite {
+    /// The program that a message of cargo's tells of, if it is one of [`PACKAGES`].
+    fn of(message: &str) -> Option<Self> {
+        let (_, profile) = message.split_once("\"profile\":")?;
+        let program = member(profile, "executable").filter(|_| profile.contains("\"test\":true"))?;
+        let directory = Path::new(member(message, "manifest_path")?).parent()?;
+        let package = directory.file_name()?.to_str().filter(|name| PACKAGES.contains(name))?;
+        let source = Path::new(member(message, "src_path")?);
+        Some(Self {
+            package: package.to_owned(),
+            source: source.strip_prefix(directory).unwrap_or(source).to_owned(),
+            directory: directory.to_owned(),
+            program: program.into(),
+        })
+    }
+
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
-        // As under `cargo test`.
-        command.current_dir(workspace::root().join("crates").join(self.package));
+        command.current_dir(&self.directory);
         command.arg("--quiet").env("KVSP_SOAK_OPS", OPERATIONS).env("PROPTEST_CASES", CASES);
         command
     }
 }
 
-/// Builds the test programs of a package.
-fn build(package: &'static str) -> Result<Vec<Suite>, TaskError> {
+/// Builds the test programs, those of the whole workspace as `cargo xtask test` does: with fewer packages
+/// the dependencies would have other features and be compiled again.
+fn build() -> Result<Vec<Suite>, TaskError> {
     let mut cargo = process::cargo();
-    cargo.args(["test", "--no-run", "--package", package]).stderr(Stdio::piped());
-    let mut child = cargo.spawn().map_err(|source| process::start_error(&cargo, source))?;
-    let mut suites = Vec::new();
-    if let Some(stderr) = child.stderr.take() {
-        for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-            eprintln!("{line}");
-            suites.extend(suite_of(package, &line));
-        }
+    cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    let output =
+        cargo.stderr(Stdio::inherit()).output().map_err(|source| process::start_error(&cargo, source))?;
+    process::demand(&cargo, output.status)?;
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let suites: Vec<Suite> = messages.lines().filter_map(Suite::of).collect();
+    match PACKAGES.iter().find(|package| suites.iter().all(|suite| suite.package != **package)) {
+        Some(package) => Err(TaskError::Missing(format!("cargo built no test program of {package}"))),
+        None => Ok(suites),
     }
-    let status = child.wait().map_err(|source| process::start_error(&cargo, source))?;
-    process::demand(&cargo, status)?;
-    Ok(suites)
 }
 
-/// The test program that a line of cargo's tells of: `Executable NAME (PATH)`.
-fn suite_of(package: &'static str, line: &str) -> Option<Suite> {
-    let (name, path) = line.trim().strip_prefix("Executable ")?.rsplit_once(" (")?;
-    let program = workspace::root().join(path.strip_suffix(')')?);
-    Some(Suite { package, name: name.to_owned(), program })
+/// A string member of one of cargo's messages. Its paths need no escapes, and the members asked for occur
+/// once.
+fn member<'a>(message: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = message.split_once(&format!("\"{name}\":\""))?;
+    rest.split_once('"').map(|(value, _)| value)
 }
 
 /// Runs a program to its end, or until its time is over.
@@ -136,15 +146,19 @@ mod tests {
 
     #[test]
     fn test_programs_are_found_in_what_cargo_says() {
-        let line = "  Executable unittests src/lib.rs (target/debug/deps/kvsp_core-0a)";
-        let suite = suite_of("kvsp-core", line).unwrap();
-        assert_eq!(suite.name, "unittests src/lib.rs");
-        assert_eq!(suite.program, workspace::root().join("target/debug/deps/kvsp_core-0a"));
-        let absolute = suite_of("kvsp-core", "Executable tests/x.rs (/t/x y-0)").unwrap();
-        assert_eq!(absolute.program, PathBuf::from("/t/x y-0"));
-        for line in ["   Compiling kvsp-core v0.1.0 (crates/kvsp-core)", "    Finished `test` profile", ""] {
-            assert_eq!(suite_of("kvsp-core", line), None);
-        }
+        let message = |package: &str, test: bool, executable: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/crates/{package}/Cargo.toml","target":{{"kind":["test"],"name":"vectors","src_path":"/w/crates/{package}/tests/vectors.rs","test":true}},"profile":{{"opt_level":"1","test":{test}}},"executable":{executable},"fresh":true}}"#
+            )
+        };
+        let found = Suite::of(&message("kvsp-proto", true, r#""/w/target/vectors-0a""#)).unwrap();
+        assert_eq!(found.package, "kvsp-proto");
+        assert_eq!(found.source, Path::new("tests/vectors.rs"));
+        assert_eq!(found.directory, Path::new("/w/crates/kvsp-proto"));
+        assert_eq!(found.program, Path::new("/w/target/vectors-0a"));
+        assert_eq!(Suite::of(&message("kvsp-proto", true, "null")), None);
+        assert_eq!(Suite::of(&message("kvsp-llama", true, r#""/w/target/x-0""#)), None);
+        assert_eq!(Suite::of(r#"{"reason":"build-finished","success":true}"#), None);
     }
 
     #[test]
