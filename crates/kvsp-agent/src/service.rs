@@ -120,8 +120,9 @@ pub async fn serve<E: Engine>(
     let withdraw = CancellationToken::new();
     let publisher = tokio::spawn(blocks.clone().run(withdraw.clone()));
     let listening = CancellationToken::new();
+    let engine_ended = CancellationToken::new();
     let background = [
-        tokio::spawn(events::run(agent.clone(), engine_events)),
+        tokio::spawn(watch_engine(agent.clone(), engine_events, engine_ended.clone(), listening.clone())),
         tokio::spawn(status::run(agent.clone(), stop.clone())),
         tokio::spawn(drain(agent.clone(), stop, listening.clone())),
     ];
@@ -138,7 +139,24 @@ pub async fn serve<E: Engine>(
     // A publisher that panicked has nothing left to withdraw with; its records run out by themselves.
     drop(publisher.await);
     background.iter().for_each(tokio::task::JoinHandle::abort);
+    if engine_ended.is_cancelled() {
+        return Err(ServeError::setup("the engine thread ended; see the log"));
+    }
     served
+}
+
+/// Handle the engine's events. The engine thread outlives its handles, so an end of the events while the
+/// instance lives means that the engine broke: an instance without an engine must not go on looking alive.
+async fn watch_engine(
+    agent: Arc<Agent>,
+    events: tokio::sync::mpsc::Receiver<crate::engine::EngineEvent>,
+    ended: CancellationToken,
+    listening: CancellationToken,
+) {
+    events::run(agent, events).await;
+    tracing::error!("the engine thread ended");
+    ended.cancel();
+    listening.cancel();
 }
 
 /// Between the wish to stop and the end of listening, running requests may finish.

@@ -38,6 +38,8 @@ struct Page {
     key: Option<ScopedKey>,
     /// Layers that hold this block's values, from 0 up.
     layers_ready: usize,
+    /// A loader holds one of the references.
+    loading: bool,
     /// Loading ended without all layers.
     broken: bool,
     /// Its place in the order of reuse, while unreferenced and keyed.
@@ -179,6 +181,7 @@ impl PageTable {
         self.by_key.insert(block, id);
         let page = self.page_mut(id);
         page.key = Some(block);
+        page.loading = true;
         Some(Slot { page: id, generation: page.generation })
     }
 
@@ -200,14 +203,15 @@ impl PageTable {
         }
     }
 
-    /// The loader is done with a slot. Where layers are missing the page is broken: nobody finds it any
+    /// The loader is done with a slot; saying so again changes nothing. Where layers are missing the page is broken: nobody finds it any
     /// more, and sequences that wait for it recompute.
     pub(crate) fn end_load(&mut self, slot: Slot) {
         let layers = self.layers;
         let page = self.page_mut(slot.page);
-        if page.generation != slot.generation {
+        if page.generation != slot.generation || !page.loading {
             return;
         }
+        page.loading = false;
         if page.layers_ready < layers {
             page.broken = true;
             self.forget_key(slot.page);
@@ -307,6 +311,8 @@ mod tests {
         assert!(table.take_changes().is_empty());
         table.layer_ready(slot);
         table.end_load(slot);
+        table.end_load(slot);
+        assert_eq!(table.available(), 2, "the end of a load gives up one reference, however often it is told");
         assert_eq!(table.take_changes(), [DeviceChange { block: block(1), resident: true }]);
         assert_eq!(table.find(&block(1)), Some(slot.page));
         let twin = table.allocate().unwrap();
