@@ -1,5 +1,7 @@
 //! Every vector of the project, and of the shared set where it is there.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;

@@ -1,5 +1,7 @@
 //! The commands on files, black-box: every vector goes through the binary too.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
