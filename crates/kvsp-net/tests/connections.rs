@@ -4,7 +4,12 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Wire, bare, json, router};
+use bytes::Bytes;
+use common::{Wire, bare, begin, json, router};
+use http::Request;
+use http_body_util::{BodyExt as _, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
 use kvsp_net::service::{BindError, Service, ServiceConfig};
 use kvsp_testkit::TestService;
 
@@ -107,23 +112,46 @@ async fn pipelined_requests_are_answered_in_order() {
 }
 
 #[tokio::test]
+async fn http_2_is_served_too() {
+    let service = TestService::start(router()).await;
+    let client = Client::builder(TokioExecutor::new()).http2_only(true).build_http::<Full<Bytes>>();
+    let ask = async |method: &str, path: &str, body: &str| {
+        let request = Request::builder().method(method).uri(format!("http://{}{path}", service.authority()));
+        let request = request.header("content-type", "application/json").body(Full::from(body.to_owned()));
+        let response = client.request(request.unwrap()).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let problem =
+            parts.headers.get("content-type").is_some_and(|media| media == "application/problem+json");
+        (parts.status.as_u16(), problem, body.collect().await.unwrap().to_bytes())
+    };
+    assert_eq!(ask("POST", "/kvsp/lookup", "[1]").await, (200, false, "[1]".into()));
+    for (method, path, body, status) in [
+        ("GET", "/kvsp/nothing", "", 404),
+        ("GET", "/kvsp/lookup", "", 405),
+        ("GET", "/kvsp/panic", "", 500),
+        ("POST", "/kvsp/lookup", &*"1".repeat(100_000), 413),
+    ] {
+        let (got, problem, _) = ask(method, path, body).await;
+        assert_eq!((got, problem), (status, true), "{method} {path}");
+    }
+    assert_eq!(ask("GET", "/kvsp/", "").await.0, 200);
+    drop(client);
+    service.stop().await;
+}
+
+#[tokio::test]
 async fn a_stop_lets_requests_in_flight_finish() {
     let service = TestService::start(router()).await;
     let mut idle = Wire::open(&service).await;
     assert_eq!(idle.ask(&bare("GET", "/kvsp/")).await.status, 200);
-    let mut busy = Wire::open(&service).await;
-    assert_eq!(busy.ask(&bare("GET", "/kvsp/")).await.status, 200);
-    busy.send(bare("GET", "/kvsp/slow")).await;
-    // Once the metrics show nothing of it, only its arrival matters: an answer to a second request tells.
-    let mut other = Wire::open(&service).await;
-    assert_eq!(other.ask(&bare("GET", "/kvsp/")).await.status, 200);
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    let mut busy = begin(&service, "/kvsp/lookup", 2).await;
     let (authority, start) = (service.authority(), Instant::now());
-    let stopping = tokio::spawn(service.stop());
-    assert_eq!(busy.answer().await.expect("the answer").body, b"\"done\"");
-    stopping.await.unwrap();
-    assert!(start.elapsed() < Duration::from_secs(5), "idle connections do not hold the stop up");
-    assert!(idle.answer().await.is_none());
+    service.begin_stop();
+    assert!(idle.answer().await.is_none(), "idle connections do not hold the stop up");
+    busy.send("42").await;
+    assert_eq!(busy.answer().await.expect("the answer").body, b"42");
+    service.stop().await;
+    assert!(start.elapsed() < Duration::from_secs(5));
     assert!(tokio::net::TcpStream::connect(authority).await.is_err());
 }
 
@@ -131,11 +159,7 @@ async fn a_stop_lets_requests_in_flight_finish() {
 async fn a_stop_does_not_wait_beyond_the_drain_timeout() {
     let config = ServiceConfig { drain_timeout_ms: 100, ..ServiceConfig::default() };
     let service = TestService::start_with(router(), config).await;
-    let mut wire = Wire::open(&service).await;
-    assert_eq!(wire.ask(&bare("GET", "/kvsp/")).await.status, 200);
-    let request = json("POST", "/kvsp/lookup", "[1,2,3]");
-    wire.send(&request[..request.len() - 3]).await;
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    let mut wire = begin(&service, "/kvsp/lookup", 2).await;
     let start = Instant::now();
     service.stop().await;
     assert!(start.elapsed() < Duration::from_secs(5));

@@ -25,7 +25,6 @@ pub fn router() -> Router {
         .route("/scopes/{scope}", get(scope).put(echo))
         .route("/panic", get(panics))
         .route("/blocks/{key}", put(container))
-        .route("/slow", get(slow))
 }
 
 async fn echo(_: Caller, body: RequestBody) -> Result<Response, Failure> {
@@ -47,11 +46,6 @@ async fn container(_: Caller, body: RequestBody) -> Result<Response, Failure> {
 
 async fn panics() -> Response {
     panic!("told to")
-}
-
-async fn slow() -> Response {
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    reply::json(StatusCode::OK, "done")
 }
 
 /// An answer as it came over the wire.
@@ -164,4 +158,14 @@ pub fn json(method: &str, path: &str, body: &str) -> String {
     format!(
         "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
     )
+}
+
+/// A JSON request that a handler is known to read once 100 comes back; its body is still to be sent.
+pub async fn begin(service: &TestService, path: &str, length: usize) -> Wire {
+    let mut wire = Wire::open(service).await;
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    );
+    assert_eq!(wire.ask(&head).await.status, 100);
+    wire
 }
