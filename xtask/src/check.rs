@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::arrows;
 use crate::error::TaskError;
 use crate::process;
 use crate::workspace;
@@ -28,6 +29,9 @@ pub(crate) fn run() -> Result<(), TaskError> {
         ("dependencies", dependencies()),
     ];
     let mut findings = Vec::new();
+    if !arrows::check()? {
+        findings.push("arrows");
+    }
     for (name, outcome) in checks {
         match outcome {
             Ok(()) => {}

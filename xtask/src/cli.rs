@@ -16,7 +16,8 @@ Usage: cargo xtask TASK
   test [ARGS...]       prepare the model and a Python with the openai package, run
                        `cargo test --workspace ARGS...`
   soak [--minutes N]   model and property tests with many more cases, for at most N minutes
-  check                formatting, lints, documentation, licences and sources of dependencies
+  check                formatting, lints, documentation, the arrows of ARCHITECTURE.md, licences and sources
+                       of dependencies
   help                 this text
 ";
 

@@ -1,6 +1,7 @@
 //! Developer tasks of the workspace; `cargo xtask help` lists them. The standard library alone, so that the
 //! first command on a fresh machine starts quickly.
 
+mod arrows;
 mod check;
 mod cli;
 mod demo;
