@@ -47,12 +47,12 @@ impl Job<'_> {
         let total = self.position + tokens;
         let padded = total.next_multiple_of(TILE);
         let gathered = self.pool.gather(self.pages, self.layer, total, padded)?;
-        let cache = self.cache(gathered, padded).map_err(backend)?;
+        let cache = self.cache(gathered, padded).map_err(|e| backend(&e))?;
         let step = (MAX_ROWS / self.config.group()).max(1);
         for first in (0..tokens).step_by(step) {
             let last = (first + step).min(tokens);
             let queries = &self.queries[first * q_dim..last * q_dim];
-            self.block(&cache, queries, self.position + first, out).map_err(backend)?;
+            self.block(&cache, queries, self.position + first, out).map_err(|e| backend(&e))?;
         }
         Ok(())
     }
@@ -155,6 +155,6 @@ impl InplaceOp1 for Softmax {
     }
 }
 
-pub(crate) fn backend(error: candle_core::Error) -> EngineError {
+pub(crate) fn backend(error: &candle_core::Error) -> EngineError {
     EngineError::Backend(error.to_string())
 }

@@ -54,8 +54,8 @@ impl PreTokenizer {
             Self::SmolLm => Sequence::new(vec![Digits::new(true).into(), words.into()]).into(),
             Self::LlamaBpe => {
                 let pattern = SplitPattern::Regex(Self::LLAMA3.into());
-                let split =
-                    Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(tokenizer)?;
+                let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false)
+                    .map_err(|e| tokenizer(&e))?;
                 Sequence::new(vec![split.into(), octets.into()]).into()
             }
         })
@@ -87,7 +87,7 @@ impl Bpe {
             // Llama 3 takes a whole word that is in the vocabulary though no merges lead to it.
             .ignore_merges(self.pre == PreTokenizer::LlamaBpe)
             .build()
-            .map_err(tokenizer)?;
+            .map_err(|e| tokenizer(&e))?;
         let mut out = Tokenizer::new(model);
         out.with_pre_tokenizer(Some(self.pre.build()?));
         out.with_decoder(Some(ByteLevel::default()));
@@ -110,8 +110,8 @@ impl Bpe {
                 ids.iter().map(|id| Ok(AddedToken::from(named(id)?, special).normalized(false))).collect();
             tokens
         };
-        out.add_special_tokens(added(&self.control, true)?).map_err(tokenizer)?;
-        out.add_tokens(added(&self.user_defined, false)?).map_err(tokenizer)?;
+        out.add_special_tokens(added(&self.control, true)?).map_err(|e| tokenizer(&e))?;
+        out.add_tokens(added(&self.user_defined, false)?).map_err(|e| tokenizer(&e))?;
         Ok(out)
     }
 }
@@ -128,7 +128,7 @@ pub(crate) fn octet_char(octet: u8) -> char {
     char::from_u32(0x100 + before as u32).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
-pub(crate) fn tokenizer(error: tokenizers::Error) -> LoadError {
+pub(crate) fn tokenizer(error: &tokenizers::Error) -> LoadError {
     LoadError::Tokenizer(error.to_string())
 }
 

@@ -26,24 +26,24 @@ impl ChatTemplate {
         environment.add_function("raise_exception", |why: String| -> Result<Value, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, why))
         });
-        environment.add_template_owned(NAME, source.to_owned()).map_err(template_error)?;
+        environment.add_template_owned(NAME, source.to_owned()).map_err(|e| template_error(&e))?;
         Ok(Self { environment, bos, eos })
     }
 
     /// The prompt of these messages, with the assistant's turn opened.
     pub(crate) fn render(&self, messages: &[ChatMessage]) -> Result<String, TokenizerError> {
-        let template = self.environment.get_template(NAME).map_err(template_error)?;
+        let template = self.environment.get_template(NAME).map_err(|e| template_error(&e))?;
         let context = minijinja::context! {
             messages => messages,
             add_generation_prompt => true,
             bos_token => self.bos,
             eos_token => self.eos,
         };
-        template.render(context).map_err(template_error)
+        template.render(context).map_err(|e| template_error(&e))
     }
 }
 
-fn template_error(error: minijinja::Error) -> TokenizerError {
+fn template_error(error: &minijinja::Error) -> TokenizerError {
     TokenizerError::Template(error.to_string())
 }
 

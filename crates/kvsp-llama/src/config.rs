@@ -92,7 +92,8 @@ impl Config {
             ));
         }
         let positive = |x: f64| x.is_finite() && x > 0.0;
-        if !positive(self.rope_theta) || !(self.rms_eps.is_finite() && self.rms_eps >= 0.0) {
+        let norm_ok = self.rms_eps.is_finite() && self.rms_eps >= 0.0;
+        if !norm_ok || !positive(self.rope_theta) {
             return Err(LoadError::malformed("model configuration", "rope theta or norm epsilon".into()));
         }
         let scaling_ok = match &self.scaling {

@@ -146,7 +146,7 @@ impl Engine for LlamaEngine {
         self.check(&spans)?;
         let mut hidden = Vec::new();
         for &token in spans.iter().flat_map(|span| &span.tokens) {
-            hidden.extend(self.weights.embed(token, self.config.hidden).map_err(backend)?);
+            hidden.extend(self.weights.embed(token, self.config.hidden).map_err(|e| backend(&e))?);
         }
         let positions = spans.iter().flat_map(|span| span.position..span.position + span.tokens.len());
         let angles = Angles::new(&self.inverse_frequencies, positions);
@@ -163,10 +163,10 @@ impl Engine for LlamaEngine {
         };
         let eps = self.config.rms_eps;
         let normed = math::rms_norm(&pass.hidden, &layer.attention_norm, eps);
-        let mut qkv = layer.qkv.forward(&normed).map_err(backend)?;
+        let mut qkv = layer.qkv.forward(&normed).map_err(|e| backend(&e))?;
         let queries = enter_cache(&self.config, self.kv, &mut self.pool, pass, &mut qkv)?;
         let mixed = attend(&self.config, &self.pool, pass, &queries)?;
-        math::add(&mut pass.hidden, &layer.output.forward(&mixed).map_err(backend)?);
+        math::add(&mut pass.hidden, &layer.output.forward(&mixed).map_err(|e| backend(&e))?);
         let update = mlp(layer, &pass.hidden, &self.config)?;
         math::add(&mut pass.hidden, &update);
         pass.layer += 1;
@@ -187,7 +187,7 @@ impl Engine for LlamaEngine {
             }
         }
         let normed = math::rms_norm(&last_rows, &self.weights.norm, self.config.rms_eps);
-        let logits = self.weights.head.forward(&normed).map_err(backend)?;
+        let logits = self.weights.head.forward(&normed).map_err(|e| backend(&e))?;
         let mut rows = logits.chunks_exact(self.config.vocab).map(<[f32]>::to_vec);
         Ok(pass.spans.iter().map(|span| if span.logits { rows.next() } else { None }).collect())
     }
@@ -245,6 +245,6 @@ fn attend(config: &Config, pool: &Pool, pass: &LlamaPass, queries: &[f32]) -> Re
 
 fn mlp(layer: &Layer, hidden: &[f32], config: &Config) -> Result<Vec<f32>, EngineError> {
     let normed = math::rms_norm(hidden, &layer.mlp_norm, config.rms_eps);
-    let gate_up = layer.gate_up.forward(&normed).map_err(backend)?;
-    layer.down.forward(&math::swiglu(&gate_up, config.intermediate)).map_err(backend)
+    let gate_up = layer.gate_up.forward(&normed).map_err(|e| backend(&e))?;
+    layer.down.forward(&math::swiglu(&gate_up, config.intermediate)).map_err(|e| backend(&e))
 }

@@ -12,7 +12,7 @@ use crate::weights::WeightSource;
 /// The opened files of a model: headers read, weights not.
 pub(crate) enum ModelFiles {
     Gguf(GgufModel),
-    Hf(HfModel),
+    Hf(Box<HfModel>),
 }
 
 impl ModelFiles {
@@ -21,7 +21,7 @@ impl ModelFiles {
         if weights.gguf {
             GgufModel::open(path, &weights.files).map(Self::Gguf)
         } else {
-            HfModel::open(path, &weights.files).map(Self::Hf)
+            HfModel::open(path, &weights.files).map(Box::new).map(Self::Hf)
         }
     }
 
@@ -44,7 +44,7 @@ impl ModelFiles {
     pub(crate) fn weights(&mut self) -> &mut dyn WeightSource {
         match self {
             Self::Gguf(model) => model,
-            Self::Hf(model) => model,
+            Self::Hf(model) => model.as_mut(),
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     p = p * r + 8.333_452e-3;
     p = p * r + 4.166_579_6e-2;
     p = p * r + 1.666_666_5e-1;
-    p = p * r + 5.000_000_1e-1;
+    p = p * r + 0.5;
     let p = p * r * r + r + 1.0;
     // n lies in −126..=127, so the biased exponent does not wrap. NaN stays NaN through `p`.
     let scale = f32::from_bits(((n as i32 + 127) << 23) as u32);

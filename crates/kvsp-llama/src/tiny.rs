@@ -14,7 +14,7 @@ use crate::tokenizer::LlamaTokenizer;
 use crate::weights::{Role, WeightSource};
 
 /// The model string where none is given.
-pub const NAME: &str = "kvsp/tiny";
+pub(crate) const NAME: &str = "kvsp/tiny";
 
 /// Ends a text.
 const END_OF_TEXT: u32 = 256;

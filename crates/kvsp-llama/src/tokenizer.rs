@@ -23,10 +23,10 @@ impl LlamaTokenizer {
 
     /// A tokenizer from the octets of a tokenizer.json.
     pub(crate) fn from_json(json: &[u8], template: Option<ChatTemplate>) -> Result<Self, LoadError> {
-        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(crate::bpe::tokenizer)?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(|e| crate::bpe::tokenizer(&e))?;
         // A definition may carry settings for training batches; a prompt is taken whole.
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(crate::bpe::tokenizer)?;
+        inner.with_truncation(None).map_err(|e| crate::bpe::tokenizer(&e))?;
         Ok(Self { inner, template, bos: None })
     }
 
@@ -43,7 +43,7 @@ impl LlamaTokenizer {
     }
 
     fn tokens(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.inner.encode_fast(text, add_special).map_err(convert)?;
+        let encoding = self.inner.encode_fast(text, add_special).map_err(|e| convert(&e))?;
         Ok(encoding.get_ids().to_vec())
     }
 }
@@ -57,7 +57,7 @@ impl Tokenizer for LlamaTokenizer {
         if let Some(token) = tokens.iter().find(|&&token| self.inner.id_to_token(token).is_none()) {
             return Err(TokenizerError::Convert(format!("token {token} is outside the vocabulary")));
         }
-        self.inner.decode(tokens, true).map_err(convert)
+        self.inner.decode(tokens, true).map_err(|e| convert(&e))
     }
 
     fn chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, TokenizerError> {
@@ -73,6 +73,6 @@ impl Tokenizer for LlamaTokenizer {
     }
 }
 
-fn convert(error: tokenizers::Error) -> TokenizerError {
+fn convert(error: &tokenizers::Error) -> TokenizerError {
     TokenizerError::Convert(error.to_string())
 }

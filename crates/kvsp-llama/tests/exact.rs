@@ -1,5 +1,7 @@
 //! Reuse is exact: the same logits, bit for bit, however the keys and values came to be in the pages.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 mod common;
 
 use common::{bits, greedy, pages, pass, prefill, some_tokens, tiny, transfer};

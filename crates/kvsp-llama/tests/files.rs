@@ -1,5 +1,7 @@
 //! Models from files: both forms compute the same, and bad files are refused with a reason.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 mod common;
 
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! SmolLM2-135M-Instruct: the path of its GGUF file from `KVSP_TEST_MODEL`, else downloaded once.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 mod common;
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! The tiny model: varied text, stable identity.
 
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 mod common;
 
 use std::collections::BTreeSet;
