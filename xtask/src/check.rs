@@ -47,7 +47,7 @@ pub(crate) fn run() -> Result<(), TaskError> {
 fn dependencies() -> Result<(), TaskError> {
     let mut deny = Command::new(cargo_deny()?);
     deny.current_dir(workspace::root());
-    process::run(deny.args(["check", "--hide-inclusion-graph", "bans", "licenses", "sources"]))
+    process::run(deny.args(["--log-level", "error", "check", "bans", "licenses", "sources"]))
 }
 
 /// cargo-deny of the system, or one of our own.
