@@ -1,0 +1,7 @@
+//! An instance with the tiny model among real and hostile peers, over real sockets.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test ends by a panic")]
+
+mod exact;
+
+mod support;
