@@ -7,7 +7,7 @@ mod entry;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -127,18 +127,25 @@ pub struct Instances {
     config: InstancesConfig,
     entries: BTreeMap<BaseUri, Entry>,
     last_look: Time,
+    /// Failed since the last [`Instances::tick`].
+    failures: BTreeSet<BaseUri>,
 }
 
 impl Instances {
     /// No instance yet, at the start of the service.
     #[must_use]
     pub const fn new(config: InstancesConfig, now: Time) -> Self {
-        Self { config, entries: BTreeMap::new(), last_look: now }
+        Self { config, entries: BTreeMap::new(), last_look: now, failures: BTreeSet::new() }
     }
 
-    /// Looks at the clock and returns the instances that failed since. To be called more often than
-    /// [`InstancesConfig::stall`]; every other method does it, too.
-    pub fn tick(&mut self, now: Time) -> Vec<BaseUri> {
+    /// Looks at the clock and returns the instances that failed since the last call. To be called more often
+    /// than [`InstancesConfig::stall`]; every other method looks at the clock, too.
+    pub fn tick(&mut self, now: Time) -> BTreeSet<BaseUri> {
+        self.look(now);
+        std::mem::take(&mut self.failures)
+    }
+
+    fn look(&mut self, now: Time) {
         let silence = now.since(self.last_look);
         self.last_look = self.last_look.max(now);
         if silence > self.config.stall {
@@ -146,7 +153,7 @@ impl Instances {
         }
         let failed =
             self.entries.iter_mut().filter_map(|(uri, entry)| entry.expire(now).then(|| uri.clone()));
-        failed.collect()
+        self.failures.extend(failed);
     }
 
     /// Takes a status.
@@ -154,7 +161,7 @@ impl Instances {
     /// # Errors
     /// [`StatusError`].
     pub fn report(&mut self, mut status: InstanceStatus, now: Time) -> Result<Accepted, StatusError> {
-        self.tick(now);
+        self.look(now);
         status.ttl_ms = status.ttl_ms.min(self.config.max_ttl_ms);
         if !self.entries.contains_key(&status.instance) {
             self.make_room()?;
@@ -188,7 +195,7 @@ impl Instances {
         state: InstanceState,
         now: Time,
     ) -> Result<InstanceState, StateError> {
-        self.tick(now);
+        self.look(now);
         if state == InstanceState::Failed {
             return Err(StateError::NotAState);
         }
@@ -198,14 +205,14 @@ impl Instances {
     /// The last status of an instance, with the state it is held to be in.
     #[must_use]
     pub fn view(&mut self, instance: &BaseUri, now: Time) -> Option<InstanceStatus> {
-        self.tick(now);
+        self.look(now);
         self.entries.get(instance).map(Entry::view)
     }
 
     /// All instances known, ordered by URI, as [`Instances::view`].
     #[must_use]
     pub fn list(&mut self, now: Time) -> Vec<InstanceStatus> {
-        self.tick(now);
+        self.look(now);
         self.entries.values().map(Entry::view).collect()
     }
 
@@ -218,7 +225,7 @@ impl Instances {
     /// The last status of an instance that has not failed.
     #[must_use]
     pub fn live_status(&mut self, instance: &BaseUri, now: Time) -> Option<Arc<InstanceStatus>> {
-        self.tick(now);
+        self.look(now);
         let entry = self.entries.get(instance)?;
         (entry.state() != InstanceState::Failed).then(|| Arc::clone(entry.status()))
     }
@@ -226,7 +233,7 @@ impl Instances {
     /// The active instances that compute caches of a compatibility, ordered by URI.
     #[must_use]
     pub fn active(&mut self, compat: CompatId, now: Time) -> Vec<ActiveInstance> {
-        self.tick(now);
+        self.look(now);
         let fleet = self.fleet_service_us();
         self.entries
             .values()

@@ -1,0 +1,143 @@
+//! The service: the machines behind short locks, and the task that watches the clock.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use kvsp_client::Client;
+use kvsp_core::descriptors::Descriptors;
+use kvsp_core::instances::Instances;
+use kvsp_core::time::Time;
+use kvsp_net::clock::Clock;
+use kvsp_net::metrics::Metrics;
+use kvsp_net::random::Random;
+use kvsp_net::service::{Bound, ServeError, ServiceFacts};
+use kvsp_proto::message::Limits;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::ControllerConfig;
+use crate::knowledge::Unknown;
+use crate::metrics::ControllerMetrics;
+use crate::routes;
+
+/// How often the clock is looked at: often enough that only a stall is a stall.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What the service takes from outside.
+#[derive(Clone)]
+pub struct Deps {
+    /// Monotonic time.
+    pub clock: Arc<dyn Clock>,
+    /// Identifiers come from here.
+    pub random: Arc<dyn Random>,
+    /// Calls to the index and the instances.
+    pub client: Client,
+    /// Where metrics are registered.
+    pub metrics: Metrics,
+}
+
+/// The Placement Controller.
+pub struct ControllerService {
+    pub(crate) config: ControllerConfig,
+    pub(crate) limits: Limits,
+    pub(crate) metrics: ControllerMetrics,
+    pub(crate) client: Client,
+    pub(crate) random: Arc<dyn Random>,
+    clock: Arc<dyn Clock>,
+    instances: Mutex<Instances>,
+    descriptors: Mutex<Descriptors>,
+    unknown: Mutex<Unknown>,
+    turn: AtomicU64,
+}
+
+impl ControllerService {
+    /// A service that knows no instance yet.
+    #[must_use]
+    pub fn new(config: ControllerConfig, deps: &Deps) -> Arc<Self> {
+        Arc::new(Self {
+            limits: config.limits(),
+            metrics: ControllerMetrics::new(&deps.metrics),
+            client: deps.client.clone(),
+            random: Arc::clone(&deps.random),
+            clock: Arc::clone(&deps.clock),
+            instances: Mutex::new(Instances::new(config.instances(), deps.clock.now())),
+            descriptors: Mutex::new(Descriptors::new(config.max_descriptors)),
+            unknown: Mutex::new(Unknown::default()),
+            turn: AtomicU64::new(0),
+            config,
+        })
+    }
+
+    /// Its resources, relative to the base URI.
+    pub fn router(self: &Arc<Self>) -> Router {
+        routes::router(Arc::clone(self))
+    }
+
+    /// What `GET {base}` tells of it.
+    #[must_use]
+    pub fn facts(&self) -> ServiceFacts {
+        ServiceFacts { roles: vec!["controller"], extensions: vec![], limits: self.limits }
+    }
+
+    /// Watches for instances that fail, until `stop`.
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+            let now = self.now();
+            let mut instances = self.instances();
+            for failed in instances.tick(now) {
+                tracing::warn!(instance = %failed, "failed: its status expired");
+            }
+            self.metrics.count(&instances);
+        }
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    /// Rises with every placement.
+    pub(crate) fn turn(&self) -> u64 {
+        self.turn.fetch_add(1, Ordering::Relaxed)
+    }
+
+    // A panic under a lock is answered with 500; the machines stay usable, so poison is passed over.
+
+    pub(crate) fn instances(&self) -> MutexGuard<'_, Instances> {
+        self.instances.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn descriptors(&self) -> MutexGuard<'_, Descriptors> {
+        self.descriptors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn unknown(&self) -> MutexGuard<'_, Unknown> {
+        self.unknown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Serves a Placement Controller until `stop`. `ready` is called once requests are taken.
+///
+/// # Errors
+/// [`ServeError`].
+pub async fn serve(
+    config: ControllerConfig,
+    bound: Bound,
+    deps: Deps,
+    ready: impl FnOnce(),
+    stop: CancellationToken,
+) -> Result<(), ServeError> {
+    let service = ControllerService::new(config, &deps);
+    let (router, facts) = (service.router(), service.facts());
+    let is_ready = Arc::new(AtomicBool::new(false));
+    let watcher = tokio::spawn(service.run(stop.clone()));
+    // The listeners have been accepting since they were bound: what is sent from now on is answered.
+    is_ready.store(true, Ordering::Release);
+    ready();
+    let served = bound.serve(router, facts, deps.metrics, is_ready, stop.clone()).await;
+    stop.cancel();
+    watcher.await?;
+    served
+}
