@@ -42,7 +42,7 @@ async fn a_body_over_the_limit_is_refused_and_the_connection_lives_on() {
     let answer = wire.ask(&json("POST", "/kvsp/lookup", &long)).await;
     assert_eq!(answer.status, 413);
     answer.problem("kvsp-limit-exceeded");
-    assert_eq!(wire.ask(&json("POST", "/kvsp/lookup", "1")).await.status, 200);
+    assert_eq!(wire.ask(&json("POST", "/kvsp/lookup", "{}")).await.status, 200);
     service.stop().await;
 }
 
@@ -57,7 +57,7 @@ async fn a_chunked_body_over_the_limit_is_refused_too() {
     let answer = wire.answer().await.unwrap();
     assert_eq!(answer.status, 413);
     wire.send("0\r\n\r\n").await;
-    assert_eq!(wire.ask(&json("POST", "/kvsp/lookup", "1")).await.status, 200);
+    assert_eq!(wire.ask(&json("POST", "/kvsp/lookup", "{}")).await.status, 200);
     service.stop().await;
 }
 
@@ -73,7 +73,7 @@ async fn a_client_that_sends_all_before_it_reads_sees_the_refusal() {
     }
     let answer = wire.answer().await.expect("the answer is not lost to a reset");
     assert_eq!(answer.status, 413);
-    assert_eq!(wire.ask(&json("POST", "/kvsp/lookup", "1")).await.status, 200);
+    assert_eq!(wire.ask(&json("POST", "/kvsp/lookup", "{}")).await.status, 200);
     service.stop().await;
 }
 
@@ -91,7 +91,7 @@ async fn an_unwanted_body_is_read_only_so_long() {
         assert!(sent < 1000, "the server reads without end");
     }
     let mut wire = Wire::open(&service).await;
-    assert_eq!(wire.ask(&json("POST", "/kvsp/lookup", "1")).await.status, 200);
+    assert_eq!(wire.ask(&json("POST", "/kvsp/lookup", "{}")).await.status, 200);
     service.stop().await;
 }
 

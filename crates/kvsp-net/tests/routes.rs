@@ -115,7 +115,7 @@ async fn a_panic_is_a_problem_and_the_server_lives_on() {
         assert_eq!(answer.status, 500);
         assert!(!answer.problem("blank").contains("told to"));
     }
-    assert_eq!(wire.ask(&json("POST", "/kvsp/lookup", "1")).await.status, 200);
+    assert_eq!(wire.ask(&json("POST", "/kvsp/lookup", "{}")).await.status, 200);
     service.stop().await;
 }
 
@@ -123,7 +123,7 @@ async fn a_panic_is_a_problem_and_the_server_lives_on() {
 async fn the_admin_listener_tells_health_and_metrics() {
     let service = TestService::start(router()).await;
     let mut wire = Wire::open(&service).await;
-    wire.ask(&json("POST", "/kvsp/lookup", "1")).await;
+    wire.ask(&json("POST", "/kvsp/lookup", "{}")).await;
     wire.ask(&bare("GET", "/kvsp/nothing")).await;
     let authority = service.admin.as_str().trim_start_matches("http://").trim_end_matches('/').to_owned();
     let mut admin = Wire::to(&authority).await;

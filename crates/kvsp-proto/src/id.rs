@@ -177,7 +177,10 @@ mod tests {
     #[test]
     fn a_named_digest_has_its_prefix() {
         let hex = "ab".repeat(32);
-        assert_eq!(format!("sha-256:{hex}").parse::<NamedDigest>().unwrap().to_string(), format!("sha-256:{hex}"));
+        assert_eq!(
+            format!("sha-256:{hex}").parse::<NamedDigest>().unwrap().to_string(),
+            format!("sha-256:{hex}")
+        );
         assert!(hex.parse::<NamedDigest>().is_err());
         assert!(format!("SHA-256:{hex}").parse::<NamedDigest>().is_err());
     }

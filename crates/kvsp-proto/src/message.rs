@@ -15,6 +15,7 @@ pub use placement::{
     Candidate, InstanceList, InstanceView, PlacedSession, PlacementAnswer, PlacementRequest, StateBody,
 };
 pub use prefetch::{
-    DirectiveBlock, DirectiveState, DirectiveStatus, FailedBlock, FailureReason, LayerOrder, PrefetchDirective,
+    DirectiveBlock, DirectiveState, DirectiveStatus, FailedBlock, FailureReason, LayerOrder,
+    PrefetchDirective,
 };
 pub use root::{Limits, ServiceRoot};

@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn names_and_statuses_are_the_profiles() {
-        assert_eq!(ProblemType::ALL.len(), 40);
+        assert_eq!(ProblemType::ALL.len(), 39);
         assert_eq!(ProblemType::BlockExists.status(), 412);
         assert_eq!(
             Problem::new(ProblemType::StorageFull, "").to_json()["type"],

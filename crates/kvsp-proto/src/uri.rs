@@ -79,7 +79,8 @@ fn normalise(text: &str, moqt: bool) -> Result<Box<str>, UriError> {
         let path = authority.get(raw_authority.len()..).unwrap_or_default();
         return Ok(format!("moqt://{lower}{path}").into());
     }
-    if !url.path().ends_with('/') {
+    // The parser gives an empty path a slash; a base URI has one of its own.
+    if !text.ends_with('/') {
         return Err(UriError::Slash);
     }
     Ok(normal_escapes(url.as_str()).into())
@@ -179,8 +180,9 @@ macro_rules! uri {
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-                text.parse()
-                    .map_err(|e: UriError| D::Error::custom(format_args!("{}{e}", crate::json::IDENTIFIER_MARK)))
+                text.parse().map_err(|e: UriError| {
+                    D::Error::custom(format_args!("{}{e}", crate::json::IDENTIFIER_MARK))
+                })
             }
         }
     };
@@ -260,6 +262,7 @@ mod tests {
             ("https://h/?q", UriError::Extra),
             ("https://h/#f", UriError::Extra),
             ("https://h/kvsp", UriError::Slash),
+            ("https://h", UriError::Slash),
             ("https:h/", UriError::Host),
             (" https://h/", UriError::Syntax),
             ("https://h/\\", UriError::Syntax),

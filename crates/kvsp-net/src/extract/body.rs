@@ -41,13 +41,18 @@ impl RequestBody {
         (self.headers, self.body)
     }
 
-    /// The octets of a JSON body (`application/kvsp+json` or `application/json`), at most
+    /// The octets of a JSON object (`application/kvsp+json` or `application/json`), at most
     /// `limits.max_json_octets`.
     ///
     /// # Errors
-    /// As [`RequestBody::octets`].
+    /// As [`RequestBody::octets`], and 400 `kvsp-malformed-json` for what cannot be an object: the members
+    /// of a body are named, never told apart by their place in an array.
     pub async fn json(self, limits: &Limits) -> Result<Bytes, Failure> {
-        self.octets(&[MEDIA_JSON, "application/json"], limits.max_json_octets).await
+        let body = self.octets(&[MEDIA_JSON, "application/json"], limits.max_json_octets).await?;
+        match body.trim_ascii_start().first() {
+            Some(b'{') => Ok(body),
+            _ => Err(Failure::new(ProblemType::MalformedJson, "the body is not a JSON object")),
+        }
     }
 
     /// The octets of a container (`application/kvsp-block`), at most `max` of them.
@@ -189,7 +194,7 @@ mod tests {
             assert_eq!(json(&[("content-type", media)], "{}".into(), 0).await, Err(415), "{media}");
         }
         assert_eq!(json(&[], "{}".into(), 2).await, Err(415));
-        assert_eq!(json(&[], Body::empty(), 2).await, Ok(Bytes::new()));
+        assert_eq!(json(&[], Body::empty(), 2).await, Err(400));
         let two = [("content-type", "application/json"), ("content-type", "application/json")];
         assert_eq!(json(&two, "{}".into(), 2).await, Err(415));
         let encoded = [("content-type", "application/json"), ("content-encoding", "identity")];
@@ -199,10 +204,19 @@ mod tests {
     #[tokio::test]
     async fn the_limit_holds_for_declared_and_streamed_bodies() {
         let media = [("content-type", "application/json")];
-        assert_eq!(json(&media, "123".into(), 3).await, Ok("123".into()));
-        assert_eq!(json(&media, "123".into(), 2).await, Err(413));
-        assert_eq!(json(&media, chunks(&["12", "3", "45"]), 5).await, Ok("12345".into()));
-        assert_eq!(json(&media, chunks(&["12", "3", "45"]), 4).await, Err(413));
-        assert_eq!(json(&media, chunks(&["12345"]), 4).await, Err(413));
+        assert_eq!(json(&media, "{2}".into(), 3).await, Ok("{2}".into()));
+        assert_eq!(json(&media, "{2}".into(), 2).await, Err(413));
+        assert_eq!(json(&media, chunks(&["{2", "3", "4}"]), 5).await, Ok("{234}".into()));
+        assert_eq!(json(&media, chunks(&["{2", "3", "4}"]), 4).await, Err(413));
+        assert_eq!(json(&media, chunks(&["{234}"]), 4).await, Err(413));
+    }
+
+    #[tokio::test]
+    async fn a_json_body_is_an_object() {
+        let media = [("content-type", "application/json")];
+        assert_eq!(json(&media, " {}".into(), 3).await, Ok(" {}".into()));
+        for other in ["[{}]", "1", "", "\u{feff}{}"] {
+            assert_eq!(json(&media, other.into(), 9).await, Err(400), "{other}");
+        }
     }
 }

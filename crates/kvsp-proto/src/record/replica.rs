@@ -198,7 +198,9 @@ impl WireResidency {
         let tier = self.tier.parse().map_err(|e| RecordError::invalid(format!("member residency: {e}")))?;
         let (first, last) = self.layers;
         if first > last {
-            return Err(RecordError::invalid(format!("member residency: layers [{first}, {last}] are reversed")));
+            return Err(RecordError::invalid(format!(
+                "member residency: layers [{first}, {last}] are reversed"
+            )));
         }
         if self.read_mbit_per_s.is_some_and(|rate| !rate.is_finite() || rate < 0.0) {
             return Err(RecordError::invalid("member residency: read_mbit_per_s is negative"));
@@ -226,7 +228,8 @@ fn check_ranges(residency: &[Residency], layers: Option<usize>) -> Result<(), Re
 
 /// Five fields, each one length octet and 1–255 octets (profile section 5).
 fn check_namespace(text: &str) -> Result<(), RecordError> {
-    let wrong = || RecordError::invalid("member moqt_namespace is not five length-prefixed fields in base64url");
+    let wrong =
+        || RecordError::invalid("member moqt_namespace is not five length-prefixed fields in base64url");
     let octets = URL_SAFE_NO_PAD.decode(text).map_err(|_| wrong())?;
     let mut rest = octets.as_slice();
     for _ in 0..5 {
@@ -293,14 +296,23 @@ mod tests {
         for (member, value) in invalid {
             assert!(matches!(with(member, value.clone()), Err(RecordError::Invalid(_))), "{member} {value}");
         }
-        let malformed = [("ttl_ms", json!(0)), ("codec", json!(0)), ("codec", json!(70_000)), ("size", json!("1")), ("size", json!(-1))];
+        let malformed = [
+            ("ttl_ms", json!(0)),
+            ("codec", json!(0)),
+            ("codec", json!(70_000)),
+            ("size", json!("1")),
+            ("size", json!(-1)),
+        ];
         for (member, value) in malformed {
             assert!(
                 matches!(with(member, value.clone()), Err(RecordError::Json(JsonError::Malformed(_)))),
                 "{member} {value}"
             );
         }
-        assert!(matches!(with("block_key", json!("AA")), Err(RecordError::Json(JsonError::BadIdentifier(_)))));
+        assert!(matches!(
+            with("block_key", json!("AA")),
+            Err(RecordError::Json(JsonError::BadIdentifier(_)))
+        ));
     }
 
     #[test]
