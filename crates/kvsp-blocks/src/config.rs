@@ -12,6 +12,8 @@ use serde::Deserialize;
 pub struct BlocksConfig {
     /// Octets of host memory for blocks; 0 for none.
     pub host_octets: u64,
+    /// Megabits per second at which host memory is read, for the records; absent where it does not matter.
+    pub host_read_mbit_per_s: Option<f64>,
     /// The disk tier; absent for none. Where there is one it is the home of every block, and host memory a
     /// cache of it.
     pub disk: Option<DiskTier>,
@@ -44,12 +46,16 @@ pub struct DiskTier {
     pub dir: PathBuf,
     /// Octets of files; a sixteenth of them is set aside for rotten files.
     pub octets: u64,
+    /// Megabits per second at which it is read, for the records.
+    #[serde(default)]
+    pub read_mbit_per_s: Option<f64>,
 }
 
 impl Default for BlocksConfig {
     fn default() -> Self {
         Self {
             host_octets: 4 << 30,
+            host_read_mbit_per_s: None,
             disk: None,
             index: None,
             replica_ttl_ms: 600_000,

@@ -32,6 +32,9 @@ pub(crate) const BUDGET_UNIT: u64 = 1024;
 /// Blocks transcoded or hashed at once: these use a processor each.
 const MAX_COMPUTING: usize = 4;
 
+/// How often the counters are brought up to date where nothing else does.
+const MEASURE_PERIOD: Duration = Duration::from_secs(1);
+
 /// What a [`BlockService`] works with.
 #[derive(Clone)]
 pub struct BlocksDeps {
@@ -143,7 +146,13 @@ impl BlockService {
         let holder = HolderUri::from(&base);
         let budget = usize::try_from(config.ingest_octets / BUDGET_UNIT).unwrap_or(usize::MAX);
         let service = Self {
-            facts: RecordFacts { holder: holder.clone(), ttl_ms: config.replica_ttl_ms, epoch },
+            facts: RecordFacts {
+                holder: holder.clone(),
+                ttl_ms: config.replica_ttl_ms,
+                epoch,
+                host_rate: config.host_read_mbit_per_s,
+                disk_rate: config.disk.as_ref().and_then(|disk| disk.read_mbit_per_s),
+            },
             base,
             holder,
             clock: deps.clock,
@@ -167,7 +176,18 @@ impl BlockService {
 
     /// Publishes, refreshes and withdraws replicas until `stop`; then withdraws them all.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
-        Publisher::new(self).run(stop).await;
+        tokio::join!(Publisher::new(self.clone()).run(stop.clone()), self.keep_measuring(stop));
+    }
+
+    /// Ends leases that nobody asks for any more, so that the counters tell the truth.
+    async fn keep_measuring(&self, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(MEASURE_PERIOD);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+            let mut state = self.state();
+            state.holdings.expire(self.now());
+            self.measure(&state);
+        }
     }
 
     /// The base URI by which peers reach the blocks.

@@ -152,7 +152,8 @@ impl State {
     pub(crate) fn record(&mut self, name: &BlockName, facts: &RecordFacts) -> Option<ReplicaRecord> {
         let entry = self.entries.get(name)?;
         let place = self.holdings.place(name)?;
-        let tier = if place.host { Tier::Host } else { Tier::Disk };
+        let (tier, rate) =
+            if place.host { (Tier::Host, facts.host_rate) } else { (Tier::Disk, facts.disk_rate) };
         self.sequence = self.sequence.saturating_add(1);
         Some(ReplicaRecord {
             block_key: name.key,
@@ -163,7 +164,7 @@ impl State {
             size: entry.meta.size(),
             digest: entry.digest,
             layer_digests: Some(entry.meta.layer_digests.clone()),
-            residency: residency(entry.meta.layers().last(), tier, entry.device),
+            residency: residency(entry.meta.layers().last(), tier, rate, entry.device),
             ttl_ms: facts.ttl_ms,
             seq: Some(self.sequence),
             holder_epoch: Some(facts.epoch),
@@ -215,11 +216,17 @@ pub(crate) struct RecordFacts {
     pub(crate) holder: HolderUri,
     pub(crate) ttl_ms: u64,
     pub(crate) epoch: u64,
+    /// Megabits per second at which each tier is read, where that is known.
+    pub(crate) host_rate: Option<f64>,
+    pub(crate) disk_rate: Option<f64>,
 }
 
 /// All layers in `tier`, but those that an engine has too.
-fn residency(last: u32, tier: Tier, device: Option<LayerSpan>) -> Vec<Residency> {
-    let entry = |tier, first, last| Residency { tier, layers: LayerSpan(first, last), read_mbit_per_s: None };
+fn residency(last: u32, tier: Tier, rate: Option<f64>, device: Option<LayerSpan>) -> Vec<Residency> {
+    let entry = |tier, first, last| {
+        let read_mbit_per_s = if tier == Tier::Device { None } else { rate };
+        Residency { tier, layers: LayerSpan(first, last), read_mbit_per_s }
+    };
     let Some(LayerSpan(from, to)) = device else {
         return vec![entry(tier, 0, last)];
     };
@@ -241,7 +248,10 @@ mod tests {
     #[test]
     fn layers_on_the_device_are_told_apart() {
         let spans = |device| -> Vec<_> {
-            residency(9, Tier::Host, device).into_iter().map(|r| (r.tier, r.layers.0, r.layers.1)).collect()
+            residency(9, Tier::Host, None, device)
+                .into_iter()
+                .map(|r| (r.tier, r.layers.0, r.layers.1))
+                .collect()
         };
         assert_eq!(spans(None), [(Tier::Host, 0, 9)]);
         assert_eq!(spans(Some(LayerSpan(0, 9))), [(Tier::Device, 0, 9)]);

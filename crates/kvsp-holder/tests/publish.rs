@@ -132,7 +132,8 @@ async fn an_evicted_block_is_withdrawn_and_a_demoted_one_says_so() {
     holder.stop().await;
 
     let dir = tempfile::TempDir::new().unwrap();
-    let blocks = BlocksConfig { host_octets: 6000, ..on_disk(dir.path(), 1 << 20) };
+    let mut blocks = BlocksConfig { host_octets: 6000, ..on_disk(dir.path(), 1 << 20) };
+    blocks.disk.as_mut().unwrap().read_mbit_per_s = Some(8000.0);
     let holder = Holder::start(published(&index.base, blocks)).await;
     let tier = |wanted: Tier| {
         move |record: Option<&ReplicaRecord>| record.is_some_and(|record| record.residency[0].tier == wanted)
@@ -140,7 +141,8 @@ async fn an_evicted_block_is_withdrawn_and_a_demoted_one_says_so() {
     holder.put(&path(4), container(4, 1, 2500).bytes()).await;
     index.until(4, tier(Tier::Host)).await;
     holder.put(&path(5), container(5, 1, 2500).bytes()).await;
-    index.until(4, tier(Tier::Disk)).await;
+    let record = index.until(4, tier(Tier::Disk)).await.unwrap();
+    assert_eq!(record.residency[0].read_mbit_per_s, Some(8000.0));
     holder.get(&path(4)).await;
     index.until(4, tier(Tier::Host)).await;
     index.until(5, tier(Tier::Disk)).await;

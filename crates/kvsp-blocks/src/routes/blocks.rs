@@ -170,7 +170,10 @@ pub(super) async fn put(
         if_none_match: joined(body.headers(), &IF_NONE_MATCH).is_some_and(|field| field.trim() == "*"),
     };
     let _room = room(&service, body.headers()).await?;
+    let declared = body.headers().contains_key(CONTENT_LENGTH);
     let octets = body.container(service.config.limits.max_container_octets).await?;
+    // A buffer that grew as octets came may be twice as large as what it holds.
+    let octets = if declared { octets } else { Bytes::copy_from_slice(&octets) };
     match service.ingest(name, octets, claims).await? {
         PutOutcome::Exists => Err(problems::exists().into()),
         PutOutcome::Stored => {

@@ -155,6 +155,11 @@ impl<K: Copy + Ord + Send + std::fmt::Debug + 'static> Holdings<K> {
         &self.leases
     }
 
+    /// Ends the leases whose time has come. Every decision does that by itself; this is for the counters.
+    pub fn expire(&mut self, now: Time) {
+        self.leases.expire(now);
+    }
+
     /// Where a block is; `None` where it is not held, or not yet.
     #[must_use]
     pub fn place(&self, key: &K) -> Option<Place> {

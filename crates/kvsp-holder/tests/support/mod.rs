@@ -41,7 +41,11 @@ pub fn config() -> BlocksConfig {
 }
 
 pub fn on_disk(dir: &std::path::Path, octets: u64) -> BlocksConfig {
-    BlocksConfig { host_octets: 0, disk: Some(DiskTier { dir: dir.to_owned(), octets }), ..config() }
+    BlocksConfig {
+        host_octets: 0,
+        disk: Some(DiskTier { dir: dir.to_owned(), octets, read_mbit_per_s: None }),
+        ..config()
+    }
 }
 
 impl Holder {
