@@ -45,8 +45,10 @@ pub struct DirectiveIds {
 /// The directive for the blocks that are worth loading at an instance and not resident there; `None`
 /// where there is none.
 ///
-/// The deadline is twice the time that loading should take, so that what comes in late still helps, and
-/// where that is unknown the time that computing would take. A lease lasts as long again.
+/// The deadline is twice the time that loading should take, but no less than half of the time that computing
+/// the prompt would: estimates of a loaded machine are wrong by more than a factor, layers that come late are
+/// still worth having, and a source from which nothing comes costs half of a recomputation at most. Where
+/// loading cannot be estimated it is the time that computing would take. A lease lasts as long again.
 #[must_use]
 pub fn directive(
     ranked: &Ranked,
@@ -65,7 +67,7 @@ pub fn directive(
         return None;
     }
     let us = match (ranked.load_us, ranked.candidate.recompute_us) {
-        (Some(load), _) => load.saturating_mul(2),
+        (Some(load), compute) => load.saturating_mul(2).max(compute.unwrap_or(0) / 2),
         (None, Some(compute)) => compute,
         (None, None) => u64::MAX,
     };

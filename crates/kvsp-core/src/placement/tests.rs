@@ -188,8 +188,19 @@ fn the_owner_of_the_prefix_wins() {
     let directive = send(&ranked[1], &prefix).unwrap();
     assert_eq!(directive.blocks.len(), 4);
     assert_eq!(directive.blocks[0].sources[0].as_str(), "https://b/");
-    // Twice 10 + 4 · 8000 µs.
+    // Twice 10 + 4 · 8000 µs is less than the least.
     assert_eq!((directive.deadline_ms, directive.lease_ms), (100, 200));
+}
+
+#[test]
+fn loading_may_take_half_as_long_as_computing() {
+    let deadline = |tokens_per_s: f64| {
+        let fleet = Fleet::new().with("a", tokens_per_s, &[("b", 1000.0)], 0, 0.0);
+        let prefix = held_by("https://b/", 4);
+        send(&place(&fleet, 64, Some(&prefix))[0], &prefix).unwrap().deadline_ms
+    };
+    assert_eq!(deadline(64.0), 500, "half of the second that 64 tokens take");
+    assert_eq!(deadline(1.0), 30_000, "but never beyond the longest");
 }
 
 #[test]
