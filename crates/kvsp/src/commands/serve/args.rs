@@ -139,10 +139,15 @@ impl ServeArgs {
             blocks.host_octets = octets;
         }
         match (&self.disk_dir, self.disk_octets) {
-            (Some(dir), Some(Octets(octets))) => blocks.disk = Some(DiskTier { dir: dir.clone(), octets }),
+            (Some(dir), Some(Octets(octets))) => {
+                let read_mbit_per_s = blocks.disk.as_ref().and_then(|disk| disk.read_mbit_per_s);
+                blocks.disk = Some(DiskTier { dir: dir.clone(), octets, read_mbit_per_s });
+            }
             (None, None) => {}
             (Some(_), None) => {
-                return Err(StartError::Usage("--disk-dir needs --disk-octets: the tier has a hard cap".into()));
+                return Err(StartError::Usage(
+                    "--disk-dir needs --disk-octets: the tier has a hard cap".into(),
+                ));
             }
             (None, Some(Octets(octets))) => match &mut blocks.disk {
                 Some(disk) => disk.octets = octets,
