@@ -11,7 +11,12 @@ use clap::Parser;
 
 /// KV caches that outlive requests, instances and vendors.
 #[derive(Debug, Parser)]
-#[command(name = "kvsp", version, propagate_version = true, after_help = "Example:\n  kvsp serve all --model tiny\n\nExit status: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 verification failed, 5 miss.")]
+#[command(
+    name = "kvsp",
+    version,
+    propagate_version = true,
+    after_help = "Example:\n  kvsp serve all --model tiny\n\nExit status: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 verification failed, 5 miss."
+)]
 struct Cli {
     /// Print results as JSON.
     #[arg(long, global = true, env = "KVSP_JSON")]

@@ -82,7 +82,8 @@ pub(super) async fn ask(
             }
         }
     }
-    let usage: Usage = usage.ok_or_else(|| DemoError::Answer("the stream broke off before its end".into()))?;
+    let usage: Usage =
+        usage.ok_or_else(|| DemoError::Answer("the stream broke off before its end".into()))?;
     Ok(Answer {
         first_token: first_token.unwrap_or_else(|| begin.elapsed()),
         text,

@@ -63,10 +63,20 @@ impl Report {
     }
 
     /// Draw the conclusions.
-    pub(super) fn conclude(&mut self, cold: &Answer, warm: &Answer, pairs: &[(&Answer, &Answer)], block: u64) {
+    pub(super) fn conclude(
+        &mut self,
+        cold: &Answer,
+        warm: &Answer,
+        pairs: &[(&Answer, &Answer)],
+        block: u64,
+    ) {
         let equal = pairs.iter().filter(|(a, b)| a.text == b.text && !a.text.is_empty()).count();
         self.check("texts are equal", equal == pairs.len(), format!("{equal} of {} pairs", pairs.len()));
-        self.check("A computed all", cold.cached_tokens == 0, format!("{} tokens reused", cold.cached_tokens));
+        self.check(
+            "A computed all",
+            cold.cached_tokens == 0,
+            format!("{} tokens reused", cold.cached_tokens),
+        );
         // The last token is always computed: its logits are wanted.
         let complete = warm.prompt_tokens.saturating_sub(1) / block * block;
         let matched = warm.cached_tokens;

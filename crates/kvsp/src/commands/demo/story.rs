@@ -38,8 +38,10 @@ pub(super) async fn tell(args: &DemoArgs, fleet: &mut Fleet) -> Result<Report, D
     let tiny = args.model == "tiny";
     let document = document(args, tiny)?;
     let mut questions = QUESTIONS.lines().filter(|line| !line.is_empty());
-    let (first, second) = (questions.next().unwrap_or("What is this?"), questions.next().unwrap_or("Who says so?"));
-    let client = Client::new(ClientConfig { idle_timeout: Duration::from_secs(60), ..ClientConfig::default() });
+    let (first, second) =
+        (questions.next().unwrap_or("What is this?"), questions.next().unwrap_or("Who says so?"));
+    let client =
+        Client::new(ClientConfig { idle_timeout: Duration::from_secs(60), ..ClientConfig::default() });
 
     let spinner = progress::spinner("starting index, holder, controller, two instances and a gateway".into());
     let key = fleet.scope_key()?.to_string_lossy().into_owned();
@@ -96,9 +98,7 @@ fn both(process: &super::fleet::Process) -> (BaseUri, BaseUri) {
 
 fn document(args: &DemoArgs, tiny: bool) -> Result<String, DemoError> {
     let text = match &args.document {
-        Some(path) => {
-            std::fs::read_to_string(path).map_err(DemoError::io(path.display().to_string()))?
-        }
+        Some(path) => std::fs::read_to_string(path).map_err(DemoError::io(path.display().to_string()))?,
         None => DOCUMENT.to_owned(),
     };
     // The tiny model has a token an octet and a context to match.
