@@ -1,6 +1,9 @@
 //! One module a command.
 
+mod bench;
+mod client;
 mod demo;
+mod doctor;
 mod serve;
 mod wire;
 
@@ -11,8 +14,14 @@ use std::process::ExitCode;
 pub(crate) enum Command {
     #[command(flatten)]
     Wire(wire::WireCommand),
+    #[command(flatten)]
+    Client(client::ClientCommand),
     /// Run a service, or all of them in one process.
     Serve(serve::ServeArgs),
+    /// Measure the speed of the parts on this machine.
+    Bench(bench::BenchArgs),
+    /// Check this machine and the services that are named.
+    Doctor(doctor::DoctorArgs),
     /// See a small fleet reuse a KV cache with a real model.
     Demo(demo::DemoArgs),
 }
@@ -22,7 +31,10 @@ impl Command {
     pub(crate) fn run(self, json: bool) -> ExitCode {
         match self {
             Self::Wire(command) => command.run(json),
+            Self::Client(command) => command.run(json),
             Self::Serve(args) => args.run(json),
+            Self::Bench(args) => args.run(json),
+            Self::Doctor(args) => args.run(json),
             Self::Demo(args) => args.run(json),
         }
     }

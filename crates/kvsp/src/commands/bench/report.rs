@@ -1,0 +1,138 @@
+//! All that was measured, as a table or as JSON.
+
+use serde_json::{Value, json};
+
+use super::machine::Machine;
+use super::row::Row;
+
+/// A figure with its spread.
+#[derive(Debug, Clone)]
+pub(super) struct Figure {
+    /// The median.
+    pub(super) row: Row,
+    /// The lowest of all rounds.
+    pub(super) min: f64,
+    /// The highest.
+    pub(super) max: f64,
+}
+
+impl From<Row> for Figure {
+    /// A figure that was measured once.
+    fn from(row: Row) -> Self {
+        Self { min: row.value, max: row.value, row }
+    }
+}
+
+/// One bench.
+#[derive(Debug)]
+pub(super) struct Bench {
+    /// Its name on the command line.
+    pub(super) name: &'static str,
+    /// What was measured.
+    pub(super) figures: Vec<Figure>,
+    /// How.
+    pub(super) notes: Vec<String>,
+}
+
+/// All benches of a run.
+#[derive(Debug)]
+pub(super) struct Report {
+    machine: Machine,
+    benches: Vec<Bench>,
+}
+
+impl Report {
+    pub(super) const fn new(machine: Machine) -> Self {
+        Self { machine, benches: Vec::new() }
+    }
+
+    pub(super) fn add(&mut self, bench: Bench) {
+        self.benches.push(bench);
+    }
+
+    /// Prints the table, or JSON.
+    pub(super) fn print(&self, json: bool) {
+        if json {
+            println!("{}", self.to_json());
+            return;
+        }
+        println!("{} cores, {}, load {}", self.machine.cores, self.machine.cpu_model, self.machine.load());
+        for bench in &self.benches {
+            println!();
+            println!("{:<44} {:>10} {:>10} {:>10}  unit", bench.name, "median", "min", "max");
+            for figure in &bench.figures {
+                println!(
+                    "  {:<42} {:>10} {:>10} {:>10}  {}",
+                    figure.row.name,
+                    short(figure.row.value),
+                    short(figure.min),
+                    short(figure.max),
+                    figure.row.unit
+                );
+            }
+            for note in &bench.notes {
+                println!("  - {note}");
+            }
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        let benches: Vec<Value> = self
+            .benches
+            .iter()
+            .map(|bench| {
+                let rows: Vec<Value> = bench.figures.iter().map(Figure::to_json).collect();
+                json!({ "name": bench.name, "rows": rows, "notes": bench.notes })
+            })
+            .collect();
+        json!({ "benches": benches, "machine": self.machine.to_json() })
+    }
+}
+
+impl Figure {
+    fn to_json(&self) -> Value {
+        json!({
+            "name": self.row.name,
+            "value": self.row.value,
+            "unit": self.row.unit,
+            "min": self.min,
+            "max": self.max,
+        })
+    }
+}
+
+/// A number in at most ten characters: 4 digits and k, M or G.
+fn short(value: f64) -> String {
+    let (scaled, prefix) = match value.abs() {
+        v if v >= 1e9 => (value / 1e9, " G"),
+        v if v >= 1e6 => (value / 1e6, " M"),
+        v if v >= 1e4 => (value / 1e3, " k"),
+        _ => (value, "  "),
+    };
+    let digits = match scaled.abs() {
+        v if v >= 1000.0 => 0,
+        v if v >= 100.0 => 1,
+        v if v >= 10.0 => 2,
+        _ => 3,
+    };
+    format!("{scaled:.digits$}{prefix}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_stay_short() {
+        let cases = [
+            (0.5, "0.500  "),
+            (9_999.0, "9999  "),
+            (12_345.0, "12.35 k"),
+            (1_234_567.0, "1.235 M"),
+            (2e9, "2.000 G"),
+        ];
+        for (value, want) in cases {
+            assert_eq!(short(value), want);
+        }
+    }
+}

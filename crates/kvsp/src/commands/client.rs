@@ -1,0 +1,72 @@
+//! The commands that talk to services: `put`, `get`, `lookup` and `status` (profile section 10).
+
+mod error;
+mod get;
+mod lookup;
+mod output;
+mod peers;
+mod put;
+mod status;
+
+use std::process::ExitCode;
+
+use serde_json::Value;
+
+use error::CommandError;
+pub(crate) use peers::PeerArgs;
+
+/// Commands on services that run.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum ClientCommand {
+    /// Store a block at a holder.
+    Put(put::PutArgs),
+    /// Retrieve a block and verify it.
+    Get(get::GetArgs),
+    /// Ask an Index Service how much of a prompt is cached, and where.
+    Lookup(lookup::LookupArgs),
+    /// Show what a service is, or the state of instances.
+    Status(status::StatusArgs),
+}
+
+/// A result in its two forms.
+struct Answer {
+    json: Value,
+    text: String,
+    /// What was looked for is not there.
+    miss: bool,
+}
+
+impl Answer {
+    const fn found(json: Value, text: String) -> Self {
+        Self { json, text, miss: false }
+    }
+}
+
+impl ClientCommand {
+    /// Runs the command: the result on stdout, as JSON where asked for, an error as one line on stderr. Exit
+    /// status: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 verification failed, 5 miss.
+    pub(crate) fn run(self, json: bool) -> ExitCode {
+        match self.answer().and_then(|answer| output::print(&answer, json).map(|()| answer.miss)) {
+            Ok(false) => ExitCode::SUCCESS,
+            Ok(true) => ExitCode::from(error::MISS),
+            Err(error) => {
+                eprintln!("kvsp: {error}");
+                ExitCode::from(error.exit_status())
+            }
+        }
+    }
+
+    fn answer(self) -> Result<Answer, CommandError> {
+        // One request after the other: more threads would wait with this one.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(CommandError::Runtime)?;
+        runtime.block_on(async {
+            match self {
+                Self::Put(args) => args.answer().await,
+                Self::Get(args) => args.answer().await,
+                Self::Lookup(args) => args.answer().await,
+                Self::Status(args) => args.answer().await,
+            }
+        })
+    }
+}
