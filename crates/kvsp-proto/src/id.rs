@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::ser::{Serialize, Serializer};
+use uuid::Uuid;
 
 /// An identifier is not exactly the expected number of lowercase hex digits
 /// (problem `kvsp-bad-identifier`).
@@ -156,6 +157,15 @@ impl<'de> Deserialize<'de> for NamedDigest {
             D::Error::custom(format_args!("{}sha-256:<hex32>: {e}", crate::json::IDENTIFIER_MARK))
         })
     }
+}
+
+/// Deserialises a UUID in a body; for `#[serde(deserialize_with)]`.
+///
+/// # Errors
+/// Text that is no UUID is a bad identifier, anything but text is malformed.
+pub(crate) fn uuid<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Uuid, D::Error> {
+    let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+    text.parse().map_err(|e| D::Error::custom(format_args!("{}{e}", crate::json::IDENTIFIER_MARK)))
 }
 
 #[cfg(test)]

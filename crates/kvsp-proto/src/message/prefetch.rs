@@ -28,6 +28,7 @@ pub struct DirectiveBlock {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrefetchDirective {
     /// The directive.
+    #[serde(deserialize_with = "crate::id::uuid")]
     pub directive: Uuid,
     /// Ties the directive to a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -29,6 +29,7 @@ pub struct SamplerState {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SessionCheckpoint {
     /// The session.
+    #[serde(deserialize_with = "crate::id::uuid")]
     pub session: Uuid,
     /// Its epoch.
     pub epoch: u64,
