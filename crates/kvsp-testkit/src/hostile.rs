@@ -3,6 +3,7 @@
 mod serve;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -58,6 +59,7 @@ pub enum Behaviour {
 struct Shared {
     blocks: Mutex<BTreeMap<BlockKey, Container>>,
     behaviour: Mutex<Behaviour>,
+    layer_stream: AtomicBool,
     requests: Mutex<Vec<String>>,
 }
 
@@ -96,6 +98,7 @@ impl Hostile {
         let shared = Arc::new(Shared {
             blocks: Mutex::new(blocks),
             behaviour: Mutex::new(Behaviour::Honest),
+            layer_stream: AtomicBool::new(true),
             requests: Mutex::new(Vec::new()),
         });
         let routes = serve::routes(Arc::clone(&shared));
@@ -116,6 +119,11 @@ impl Hostile {
     /// From the next request on, behaves so.
     pub fn behave(&self, behaviour: Behaviour) {
         *self.shared.behaviour.lock().unwrap_or_else(PoisonError::into_inner) = behaviour;
+    }
+
+    /// Whether it has the extension `layer-stream`; without it `POST blocks` is 405.
+    pub fn offer_layer_stream(&self, offer: bool) {
+        self.shared.layer_stream.store(offer, Ordering::Relaxed);
     }
 
     /// Takes a block away.

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Router;
@@ -52,6 +53,7 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     }
     match (&segments[..], get) {
         (["blocks", _, _, key], true) => block(&shared, key, query),
+        (["blocks", _, _], false) if !shared.layer_stream.load(Ordering::Relaxed) => only_get(),
         (["blocks", _, _], false) => layer_stream(&shared, &body),
         (["leases"], false) => lease(&shared, &body),
         (["leases", _], false) => reply::empty(StatusCode::NO_CONTENT),
