@@ -31,6 +31,14 @@ impl Lifecycle {
         *state
     }
 
+    /// Take up what the controller answered to a status. The answer is to the state that was reported: where
+    /// that has changed since, by an order that came in between, the next report's answer counts.
+    pub(crate) fn answer(&self, reported: InstanceState, wanted: InstanceState, idle: bool) {
+        if self.get() == reported {
+            self.order(wanted, idle);
+        }
+    }
+
     /// A draining instance without work falls asleep.
     pub(crate) fn settle(&self, idle: bool) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,5 +75,16 @@ mod tests {
         assert_eq!(state.order(InstanceState::Draining, false), InstanceState::Sleeping);
         assert_eq!(state.order(InstanceState::Active, true), InstanceState::Active);
         assert!(state.require_active().is_ok());
+    }
+
+    #[test]
+    fn an_answer_to_an_older_state_undoes_no_order() {
+        let state = Lifecycle::new();
+        let reported = state.get();
+        state.order(InstanceState::Draining, false);
+        state.answer(reported, InstanceState::Active, false);
+        assert_eq!(state.get(), InstanceState::Draining);
+        state.answer(InstanceState::Draining, InstanceState::Active, false);
+        assert_eq!(state.get(), InstanceState::Active);
     }
 }

@@ -95,9 +95,10 @@ async fn start(agent: &Arc<Agent>, body: PrefetchDirective) -> Result<Response, 
         Failure(Problem::new(ProblemType::Overloaded, "too many directives are loading").retry_after(1))
     })?;
     let now = agent.clock.now();
+    let longest = agent.config.limits.max_lease_ttl_ms;
     let pin = body.request_ref.clone().map(|request_ref| Pin {
         request_ref,
-        until: now.after_millis(body.deadline_ms.saturating_add(body.lease_ms)),
+        until: now.after_millis(body.deadline_ms.saturating_add(body.lease_ms).min(longest)),
     });
     let keys = body.blocks.iter().map(|b| b.block_key).collect();
     let expected = agent

@@ -20,8 +20,9 @@ const REPORTS_PER_PROBE: u64 = 5;
 pub(crate) struct StatusSeq(AtomicU64);
 
 impl Agent {
-    /// The instance's status at this moment.
+    /// The instance's status at this moment; one that has drained by now falls asleep.
     pub(crate) fn status(&self) -> InstanceStatus {
+        self.lifecycle.settle(self.is_idle());
         let gauges = self.engine.gauges();
         let service = gauges.mean_service_us.get();
         InstanceStatus {
@@ -68,7 +69,6 @@ pub(crate) async fn run(agent: Arc<Agent>, stop: CancellationToken) {
             agent.tasks.clone().spawn(async move { probe(&agent).await });
         }
         reports += 1;
-        agent.lifecycle.settle(agent.is_idle());
         let status = agent.status();
         let send = |to: Option<BaseUri>| {
             let (client, status) = (agent.client.clone(), status.clone());
@@ -90,7 +90,7 @@ pub(crate) async fn run(agent: Arc<Agent>, stop: CancellationToken) {
         let (ordered, _) =
             tokio::join!(send(agent.config.controller.clone()), send(agent.config.index.clone()));
         if let Some(state) = ordered {
-            agent.lifecycle.order(state, agent.is_idle());
+            agent.lifecycle.answer(status.state, state, agent.is_idle());
         }
     }
 }

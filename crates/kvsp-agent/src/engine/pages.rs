@@ -312,7 +312,11 @@ mod tests {
         table.layer_ready(slot);
         table.end_load(slot);
         table.end_load(slot);
-        assert_eq!(table.available(), 2, "the end of a load gives up one reference, however often it is told");
+        assert_eq!(
+            table.available(),
+            2,
+            "the end of a load gives up one reference, however often it is told"
+        );
         assert_eq!(table.take_changes(), [DeviceChange { block: block(1), resident: true }]);
         assert_eq!(table.find(&block(1)), Some(slot.page));
         let twin = table.allocate().unwrap();

@@ -52,6 +52,8 @@ pub(super) struct Scheduler<E: Engine> {
     pages: PageTable,
     waiting: VecDeque<Sequence<E::Pass>>,
     running: Vec<Sequence<E::Pass>>,
+    /// Requests submitted so far.
+    arrivals: u64,
     /// Computed blocks to hand out, each page with a reference.
     exports: VecDeque<(ScopedKey, PageId)>,
     pins: BTreeMap<String, PinnedPages>,
@@ -85,6 +87,7 @@ impl<E: Engine> Scheduler<E> {
             pages,
             waiting: VecDeque::new(),
             running: Vec::new(),
+            arrivals: 0,
             exports: VecDeque::new(),
             pins: BTreeMap::new(),
             commands,
@@ -204,7 +207,9 @@ impl<E: Engine> Scheduler<E> {
         let (output, receiver) = mpsc::channel(request.max_tokens.saturating_add(3));
         let compat = self.engine.info().descriptor.compat_id();
         let block_tokens = self.engine.info().descriptor.block_tokens;
-        self.waiting.push_back(Sequence::new(request, compat, block_tokens, output, self.clock.now()));
+        self.arrivals += 1;
+        let arrival = (self.arrivals, self.clock.now());
+        self.waiting.push_back(Sequence::new(request, compat, block_tokens, output, arrival));
         self.report();
         Ok(receiver)
     }
@@ -263,6 +268,14 @@ impl<E: Engine> Scheduler<E> {
         });
     }
 
+    /// Give up the pages that are kept the shortest; false where none are kept.
+    fn unpin_one(&mut self) -> bool {
+        let soonest = self.pins.iter().min_by_key(|(_, pin)| pin.until).map(|(name, _)| name.clone());
+        let Some(pin) = soonest.and_then(|name| self.pins.remove(&name)) else { return false };
+        self.pages.release_all(&pin.pages);
+        true
+    }
+
     fn drop_cancelled(&mut self) {
         self.waiting.retain(|s| !s.output.is_closed());
         let mut index = 0;
@@ -288,7 +301,11 @@ impl<E: Engine> Scheduler<E> {
     }
 
     fn admit(&mut self) {
-        while self.running.len() < self.config.max_running && self.pages.available() > 0 {
+        while self.running.len() < self.config.max_running && !self.waiting.is_empty() {
+            // Pages kept for requests to come do not keep those out that are here.
+            if self.pages.available() == 0 && !(self.running.is_empty() && self.unpin_one()) {
+                break;
+            }
             let Some(mut sequence) = self.waiting.pop_front() else { break };
             self.progressed = true;
             self.attach_prefix(&mut sequence);
@@ -450,13 +467,17 @@ impl<E: Engine> Scheduler<E> {
                 self.running[index].pages.push(page);
                 continue;
             }
-            let arrived = self.running[index].arrived;
+            let order = self.running[index].order;
             let victim = (0..self.running.len())
-                .filter(|&i| {
-                    i != index && self.running[i].arrived > arrived && !self.running[i].pages.is_empty()
-                })
-                .max_by_key(|&i| self.running[i].arrived);
-            let Some(victim) = victim else { return false };
+                .filter(|&i| self.running[i].order > order && !self.running[i].pages.is_empty())
+                .max_by_key(|&i| self.running[i].order);
+            let Some(victim) = victim else {
+                // What is kept for a request to come gives way to one that is here.
+                if self.unpin_one() {
+                    continue;
+                }
+                return false;
+            };
             Gauges::count(&self.gauges.preemptions, 1);
             let pages = self.running[victim].take_pages();
             self.pages.release_all(&pages);

@@ -29,6 +29,8 @@ pub(super) struct Sequence<P> {
     pub(super) sampler: Sampler,
     pub(super) output: mpsc::Sender<Output>,
     pub(super) arrived: Time,
+    /// Its place in the order of arrival; no two are equal, so of two sequences one always gives way.
+    pub(super) order: u64,
     pub(super) request_ref: Option<String>,
     scope: Option<ScopeId>,
     chain: Option<BlockKeyChain>,
@@ -53,7 +55,7 @@ impl<P> Sequence<P> {
         compat: CompatId,
         block_tokens: u32,
         output: mpsc::Sender<Output>,
-        now: Time,
+        (order, now): (u64, Time),
     ) -> Self {
         let scope: Option<Arc<ScopeKey>> = request.scope;
         let mut chain = scope.as_ref().map(|key| BlockKeyChain::new(key, compat, block_tokens));
@@ -65,6 +67,7 @@ impl<P> Sequence<P> {
             sampler: request.sampler,
             output,
             arrived: now,
+            order,
             request_ref: request.request_ref,
             scope: scope.map(|key| key.scope_id()),
             chain,

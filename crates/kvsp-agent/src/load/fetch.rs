@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::{StreamExt as _, stream};
-use kvsp_client::ClientError;
+use kvsp_client::{ClientError, VerifyError};
 use kvsp_core::prefetch::{Fetch, FetchBlock};
 use kvsp_proto::container::LayerRange;
 use kvsp_proto::message::FailureReason;
@@ -42,10 +42,27 @@ pub(super) async fn run(load: &Arc<Load>, fetch: Fetch) {
 /// What a client error means for the block that it hit.
 fn reason(error: &ClientError) -> FailureReason {
     match error {
-        ClientError::Verification(_) => FailureReason::DigestMismatch,
+        ClientError::Verification(error) => refused(error),
         ClientError::Denied(_) => FailureReason::SourceForbidden,
         error if error.is_not_found() => FailureReason::NotFound,
         _ => FailureReason::Unreachable,
+    }
+}
+
+/// What a failed verification says: octets of another shape, or octets that are not the recorded ones.
+fn refused(error: &VerifyError) -> FailureReason {
+    match error {
+        VerifyError::Container(_)
+        | VerifyError::Layers { .. }
+        | VerifyError::Codec { .. }
+        | VerifyError::Size { .. }
+        | VerifyError::Compat { .. } => FailureReason::ContainerMismatch,
+        VerifyError::NoLayerDigest { .. } => FailureReason::NoRecord,
+        VerifyError::NoReprDigest
+        | VerifyError::BadReprDigest(_)
+        | VerifyError::ReprDigest
+        | VerifyError::LayerDigest { .. }
+        | VerifyError::ReplicaDigest => FailureReason::DigestMismatch,
     }
 }
 

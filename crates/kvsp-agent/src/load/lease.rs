@@ -21,8 +21,8 @@ pub(super) struct HeldLease {
 
 /// Lease blocks at a source. Returns the lease and the blocks that the source does not hold.
 ///
-/// A source that grants no lease for want of quota is still read: its blocks may vanish under the load, which
-/// is then a miss like any other.
+/// A source that has no leases to give, or grants none for want of quota, is still read: its blocks may vanish
+/// under the load, which is then a miss like any other.
 ///
 /// # Errors
 /// [`ClientError`] where the source cannot be used at all.
@@ -41,7 +41,9 @@ pub(super) async fn take(
     let granted = match client.create_lease(source, &request, Some(load.agent.random.uuid())).await {
         Ok(granted) => granted,
         Err(error) if error.is_not_found() => return Ok((None, keys.into_iter().collect())),
-        Err(ClientError::Problem(problem)) if problem.status() == 429 => return Ok((None, BTreeSet::new())),
+        Err(ClientError::Problem(problem)) if matches!(problem.status(), 405 | 429 | 501) => {
+            return Ok((None, BTreeSet::new()));
+        }
         Err(error) => return Err(error),
     };
     let (renewer, at, lease, ttl_ms) = (client.clone(), source.clone(), granted.lease, load.lease_ms);

@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test ends by a panic")]
 
+mod directives;
 mod exact;
-
+mod hanging;
+mod leases;
+mod liars;
+mod states;
 mod support;
