@@ -8,8 +8,6 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::{get, post, put};
-use kvsp_net::Failure;
-use kvsp_proto::json::JsonError;
 use kvsp_proto::path;
 
 use crate::service::ControllerService;
@@ -29,10 +27,3 @@ pub(crate) fn router(service: Arc<ControllerService>) -> Router {
         .with_state(service)
 }
 
-/// The body of a request that must be a JSON object: serde would take an array of the members' values, too.
-fn object(octets: &[u8]) -> Result<&[u8], Failure> {
-    match octets.trim_ascii_start().first() {
-        Some(b'[') => Err(JsonError::Malformed("the body is not an object".into()).into()),
-        _ => Ok(octets),
-    }
-}

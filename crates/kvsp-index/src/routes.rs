@@ -12,7 +12,6 @@ use axum::Router;
 use axum::routing::{get, post, put};
 use http::StatusCode;
 use kvsp_net::Failure;
-use kvsp_proto::json::JsonError;
 use kvsp_proto::path;
 
 use crate::service::IndexService;
@@ -45,14 +44,6 @@ async fn offload<T: Send + 'static>(
         tracing::error!(%error, "a request's work broke");
         Err(Failure::blank(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be worked on"))
     })
-}
-
-/// The body of a request that must be a JSON object: serde would take an array of the members' values, too.
-fn object(octets: &[u8]) -> Result<&[u8], Failure> {
-    match octets.trim_ascii_start().first() {
-        Some(b'[') => Err(JsonError::Malformed("the body is not an object".into()).into()),
-        _ => Ok(octets),
-    }
 }
 
 /// A body beyond this is read off the reactor.

@@ -102,7 +102,7 @@ async fn authentication_comes_first_even_where_there_is_nothing() {
         assert_eq!(answer.status, 400);
     }
     // The same connection serves the next good request.
-    assert_eq!(wire.ask(&json("POST", "/kvsp/lookup", "[1]")).await.status, 200);
+    assert_eq!(wire.ask(&json("POST", "/kvsp/lookup", "{}")).await.status, 200);
     service.stop().await;
 }
 

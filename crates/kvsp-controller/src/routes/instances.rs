@@ -16,7 +16,7 @@ use kvsp_proto::record::{InstanceState, InstanceStatus};
 use kvsp_proto::uri::{BaseUri, HolderUri};
 use serde::Deserialize;
 
-use super::{Service, object};
+use super::{Service};
 use crate::service::ControllerService;
 
 pub(super) async fn put_status(
@@ -28,7 +28,7 @@ pub(super) async fn put_status(
     caller.require_role(&[Role::Instance])?;
     caller.require_holder(&HolderUri::from(&instance))?;
     let octets = body.json(&service.limits).await?;
-    let status = InstanceStatus::from_json(object(&octets)?)
+    let status = InstanceStatus::from_json(&octets)
         .map_err(|error| error.into_problem(ProblemType::InvalidRecord))?;
     if status.instance != instance {
         return Err(Failure::new(ProblemType::InvalidRecord, "member instance contradicts the path"));
@@ -74,7 +74,7 @@ struct WireState {
 
 fn read_state(octets: &[u8]) -> Result<InstanceState, Failure> {
     use InstanceState::{Active, Draining, Sleeping};
-    let wire: WireState = json::from_slice(object(octets)?)?;
+    let wire: WireState = json::from_slice(octets)?;
     [Active, Draining, Sleeping].into_iter().find(|state| state.as_str() == wire.state).ok_or_else(|| {
         Failure::new(ProblemType::InvalidRecord, "member state is not active, draining or sleeping")
     })

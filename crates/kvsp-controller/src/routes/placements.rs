@@ -13,7 +13,7 @@ use kvsp_proto::json::{self, JsonError};
 use kvsp_proto::message::PlacementRequest;
 use kvsp_proto::problem::{Problem, ProblemType};
 
-use super::{Service, object};
+use super::{Service};
 use crate::config::ControllerConfig;
 
 /// Octets of a `request_ref`, which travels in a header field.
@@ -26,7 +26,7 @@ pub(super) async fn place(
 ) -> Result<Response, Failure> {
     caller.require_role(&Role::ALL)?;
     let octets = body.json(&service.limits).await?;
-    let read = move || Ok::<PlacementRequest, Failure>(json::from_slice(object(&octets)?)?);
+    let read = move || Ok::<PlacementRequest, Failure>(json::from_slice(&octets)?);
     let request = tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| {
         tracing::error!(%error, "reading a placement broke");
         Err(Failure::blank(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be read"))

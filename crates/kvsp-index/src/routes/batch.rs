@@ -15,7 +15,7 @@ use kvsp_proto::problem::{BatchItem, Problem, ProblemType};
 use kvsp_proto::record::ReplicaRecord;
 
 use super::replicas::{PUBLISHERS, publisher};
-use super::{Service, object, offload};
+use super::{Service, offload};
 use crate::service::IndexService;
 
 /// Items worked on under one lock.
@@ -29,7 +29,7 @@ pub(super) async fn batch(
     caller.require_role(PUBLISHERS)?;
     let octets = body.json(&service.limits).await?;
     offload(true, move || {
-        let request: BatchRequest = json::from_value(json::parse(object(&octets)?)?)?;
+        let request: BatchRequest = json::from_value(json::parse(&octets)?)?;
         let (items, max) = (request.put.len() + request.delete.len(), service.config.max_batch_items);
         if items > max {
             let detail = format!("the batch has {items} items, over the limit of {max}");

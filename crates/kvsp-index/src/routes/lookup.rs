@@ -18,7 +18,7 @@ use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_proto::record::ReplicaRecord;
 use kvsp_proto::uri::BaseUri;
 
-use super::{HEAVY_OCTETS, Service, object, offload};
+use super::{HEAVY_OCTETS, Service, offload};
 use crate::service::IndexService;
 
 /// Keys looked up under one lock.
@@ -35,7 +35,7 @@ pub(super) async fn lookup(
     caller.require_role(&Role::ALL)?;
     let octets = body.json(&service.limits).await?;
     let request: LookupRequest =
-        offload(octets.len() > HEAVY_OCTETS, move || Ok(json::from_slice(object(&octets)?)?)).await?;
+        offload(octets.len() > HEAVY_OCTETS, move || Ok(json::from_slice(&octets)?)).await?;
     caller.require_scope(request.scope_id)?;
     check(&service, &request)?;
     let heavy = request.block_keys.len() > LIGHT_KEYS || !request.targets.is_empty();
