@@ -5,6 +5,7 @@ mod client;
 mod demo;
 mod doctor;
 mod serve;
+mod stdout;
 mod wire;
 
 use std::process::ExitCode;

@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use kvsp_client::ClientError;
 use kvsp_net::service::{BindError, ServeError};
 
+use super::stdout;
 use report::{Bench, Report};
 
 /// What can be measured.
@@ -80,11 +81,13 @@ impl BenchArgs {
             // In this order: what `get` leaves behind in the allocator would hide memory from `lookup`.
             self.names = vec![BenchName::BlockKeys, BenchName::Lookup, BenchName::Get];
         }
-        match self.measure() {
-            Ok(report) => {
-                report.print(json);
-                ExitCode::SUCCESS
-            }
+        let printed = self.measure().and_then(|report| {
+            let printed =
+                if json { stdout::print(&report.to_json()) } else { stdout::print(&report.to_text()) };
+            printed.map_err(BenchError::io("stdout"))
+        });
+        match printed {
+            Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("kvsp bench: {error}");
                 ExitCode::FAILURE

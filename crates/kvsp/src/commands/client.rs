@@ -15,6 +15,8 @@ use serde_json::Value;
 use error::CommandError;
 pub(crate) use peers::PeerArgs;
 
+use super::stdout;
+
 /// Commands on services that run.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum ClientCommand {
@@ -40,17 +42,21 @@ impl Answer {
     const fn found(json: Value, text: String) -> Self {
         Self { json, text, miss: false }
     }
+
+    fn print(&self, json: bool) -> Result<(), CommandError> {
+        if json { stdout::print(&self.json) } else { stdout::print(&self.text) }.map_err(CommandError::Stdout)
+    }
 }
 
 impl ClientCommand {
     /// Runs the command: the result on stdout, as JSON where asked for, an error as one line on stderr. Exit
     /// status: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 verification failed, 5 miss.
     pub(crate) fn run(self, json: bool) -> ExitCode {
-        match self.answer().and_then(|answer| output::print(&answer, json).map(|()| answer.miss)) {
+        match self.answer().and_then(|answer| answer.print(json).map(|()| answer.miss)) {
             Ok(false) => ExitCode::SUCCESS,
             Ok(true) => ExitCode::from(error::MISS),
             Err(error) => {
-                eprintln!("kvsp: {error}");
+                eprintln!("kvsp: {}", with_causes(&error));
                 ExitCode::from(error.exit_status())
             }
         }
@@ -69,4 +75,19 @@ impl ClientCommand {
             }
         })
     }
+}
+
+/// An error and, in the same line, the causes that it does not tell itself.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let told = error.to_string();
+        if !text.contains(&told) {
+            text.push_str(": ");
+            text.push_str(&told);
+        }
+        cause = error.source();
+    }
+    text
 }

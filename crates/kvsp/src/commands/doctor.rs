@@ -11,6 +11,7 @@ use kvsp_proto::uri::BaseUri;
 use serde_json::{Value, json};
 
 use super::client::PeerArgs;
+use super::stdout;
 
 /// Check this machine and the services that are named.
 #[derive(Debug, clap::Args)]
@@ -103,18 +104,18 @@ impl DoctorArgs {
             }
         }
         let healthy = checks.iter().all(|check| check.verdict != Verdict::Wrong);
-        print(&checks, healthy, json);
-        if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        let told =
+            if json { stdout::print(&to_json(&checks, healthy)) } else { stdout::print(&to_text(&checks)) };
+        if healthy && told.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
 
-fn print(checks: &[Check], healthy: bool, json: bool) {
-    if !json {
-        for check in checks {
-            println!("{:<8} {:<15} {}", check.verdict, check.name, check.detail);
-        }
-        return;
-    }
+fn to_text(checks: &[Check]) -> String {
+    let lines = checks.iter().map(|c| format!("{:<8} {:<15} {}", c.verdict, c.name, c.detail));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn to_json(checks: &[Check], healthy: bool) -> Value {
     let checks: Vec<Value> = checks
         .iter()
         .map(|check| {
@@ -122,5 +123,5 @@ fn print(checks: &[Check], healthy: bool, json: bool) {
             json!({ "check": check.name, "verdict": verdict, "detail": check.detail })
         })
         .collect();
-    println!("{}", json!({ "ok": healthy, "checks": checks }));
+    json!({ "ok": healthy, "checks": checks })
 }

@@ -171,6 +171,8 @@ impl Contest {
         for (copy, series) in &self.copies {
             let name = format!("get / (raw {} + two passes)", copy.congestion());
             figures.push(self.get.speed_ratio(name, &[series, &self.two_passes]));
+            let name = format!("CPU of get / CPU of (raw {} + two passes)", copy.congestion());
+            figures.push(self.get.cpu_ratio(name, &[series, &self.two_passes]));
         }
         figures
     }

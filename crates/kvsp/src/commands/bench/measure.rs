@@ -62,12 +62,21 @@ impl Series {
     /// How the speed of this contestant compares with that of others that do their work one after the other;
     /// 1 where both take as long.
     pub(super) fn speed_ratio(&self, name: String, others: &[&Self]) -> Figure {
-        let rounds = self.samples.iter().enumerate();
-        let ratios = rounds.map(|(round, own)| {
-            let theirs: f64 = others.iter().filter_map(|o| o.samples.get(round)).map(|s| s.wall_s).sum();
-            theirs / own.wall_s
-        });
-        figure(name, "ratio", ratios)
+        figure(name, "ratio", self.rounds(others, |sample| sample.wall_s).map(|(own, theirs)| theirs / own))
+    }
+
+    /// How the CPU time of this contestant compares with that of others together: 2 where it takes twice as
+    /// much. Other work on the machine changes it less than it changes the speed.
+    pub(super) fn cpu_ratio(&self, name: String, others: &[&Self]) -> Figure {
+        figure(name, "ratio", self.rounds(others, |sample| sample.cpu_s).map(|(own, theirs)| own / theirs))
+    }
+
+    /// Round by round what this contestant took and what the others took together.
+    fn rounds(&self, others: &[&Self], took: impl Fn(&Sample) -> f64) -> impl Iterator<Item = (f64, f64)> {
+        self.samples.iter().enumerate().map(move |(round, own)| {
+            let theirs = others.iter().filter_map(|other| other.samples.get(round));
+            (took(own), theirs.map(&took).sum())
+        })
     }
 }
 
@@ -102,11 +111,13 @@ mod tests {
     fn a_ratio_compares_within_a_round() {
         let series = |walls: &[f64]| {
             let mut series = Series::new("x");
-            walls.iter().for_each(|&wall_s| series.push(Sample { wall_s, cpu_s: 0.0 }));
+            walls.iter().for_each(|&wall_s| series.push(Sample { wall_s, cpu_s: wall_s }));
             series
         };
         let (own, one, two) = (series(&[2.0, 4.0]), series(&[1.0, 2.0]), series(&[1.0, 6.0]));
         let ratio = own.speed_ratio("r".into(), &[&one, &two]);
         assert_eq!((ratio.min, ratio.row.value, ratio.max), (1.0, 1.5, 2.0));
+        let ratio = own.cpu_ratio("r".into(), &[&one, &two]);
+        assert_eq!((ratio.min, ratio.row.value, ratio.max), (0.5, 0.75, 1.0));
     }
 }

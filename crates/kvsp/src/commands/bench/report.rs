@@ -1,5 +1,7 @@
 //! All that was measured, as a table or as JSON.
 
+use std::fmt::Write as _;
+
 use serde_json::{Value, json};
 
 use super::machine::Machine;
@@ -50,33 +52,30 @@ impl Report {
         self.benches.push(bench);
     }
 
-    /// Prints the table, or JSON.
-    pub(super) fn print(&self, json: bool) {
-        if json {
-            println!("{}", self.to_json());
-            return;
-        }
-        println!("{} cores, {}, load {}", self.machine.cores, self.machine.cpu_model, self.machine.load());
+    /// The table.
+    pub(super) fn to_text(&self) -> String {
+        let machine = &self.machine;
+        let mut text = format!("{} cores, {}, load {}", machine.cores, machine.cpu_model, machine.load());
+        let names = self.benches.iter().flat_map(|bench| &bench.figures).map(|figure| figure.row.name.len());
+        let width = names.max().unwrap_or(0) + 2;
         for bench in &self.benches {
-            println!();
-            println!("{:<44} {:>10} {:>10} {:>10}  unit", bench.name, "median", "min", "max");
-            for figure in &bench.figures {
-                println!(
-                    "  {:<42} {:>10} {:>10} {:>10}  {}",
-                    figure.row.name,
-                    short(figure.row.value),
-                    short(figure.min),
-                    short(figure.max),
-                    figure.row.unit
-                );
+            // Writing to a string does not fail.
+            let _ =
+                write!(text, "\n\n{:<width$} {:>10} {:>10} {:>10}  unit", bench.name, "median", "min", "max");
+            for Figure { row, min, max } in &bench.figures {
+                let numbers =
+                    [row.value, *min, *max].map(|number| format!("{:>10}", short(number))).join(" ");
+                let _ = write!(text, "\n  {:<1$} {numbers}  {2}", row.name, width - 2, row.unit);
             }
             for note in &bench.notes {
-                println!("  - {note}");
+                let _ = write!(text, "\n  - {note}");
             }
         }
+        text
     }
 
-    fn to_json(&self) -> Value {
+    /// All figures and notes.
+    pub(super) fn to_json(&self) -> Value {
         let benches: Vec<Value> = self
             .benches
             .iter()

@@ -50,7 +50,7 @@ pub(crate) struct LookupArgs {
     #[arg(long, value_name = "URI", value_delimiter = ',')]
     targets: Vec<BaseUri>,
     /// How much of the records to show.
-    #[arg(long, value_enum, default_value_t = DetailName::Location)]
+    #[arg(long, value_enum, default_value_t = DetailName::Full)]
     detail: DetailName,
     /// Tokens of a block, for estimates where the index has no descriptor.
     #[arg(long, value_name = "N")]

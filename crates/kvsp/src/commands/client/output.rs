@@ -1,11 +1,10 @@
-//! Reading inputs, writing outputs, printing results.
+//! Reading inputs and writing outputs.
 
 use std::fs::{self, Permissions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use super::Answer;
 use super::error::CommandError;
 
 /// The whole of a file, or of stdin for `-`.
@@ -34,16 +33,4 @@ fn write(path: &Path, octets: &[u8]) -> io::Result<()> {
     file.write_all(octets)?;
     file.as_file().sync_all()?;
     file.persist(path).map(|_| ()).map_err(|error| error.error)
-}
-
-/// Prints a result on stdout.
-pub(super) fn print(answer: &Answer, json: bool) -> Result<(), CommandError> {
-    let mut stdout = io::stdout().lock();
-    let written =
-        if json { writeln!(stdout, "{}", answer.json) } else { writeln!(stdout, "{}", answer.text) };
-    match written.and_then(|()| stdout.flush()) {
-        // Whoever closed the pipe has seen enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(CommandError::Stdout),
-    }
 }
