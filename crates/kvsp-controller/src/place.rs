@@ -1,10 +1,13 @@
 //! One placement: ask, weigh, choose, direct, answer (draft sections 6.4 and 6.5).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kvsp_core::instances::ActiveInstance;
 use kvsp_core::placement::{DirectiveIds, Prefix, Ranked, Request, directive, rank};
 use kvsp_proto::message::{PlacementAnswer, PlacementRequest, PrefetchDirective};
 use kvsp_proto::problem::{Problem, ProblemType};
+use kvsp_proto::uri::BaseUri;
 
 use crate::metrics::Outcome;
 use crate::service::ControllerService;
@@ -27,7 +30,7 @@ impl ControllerService {
         self: Arc<Self>,
         request: PlacementRequest,
     ) -> Result<PlacementAnswer, Problem> {
-        if self.instances().active(request.compat_id, self.now()).is_empty() {
+        if self.eligible(&request).is_empty() {
             return Err(self.no_capacity());
         }
         let descriptor = self.descriptor(request.compat_id).await;
@@ -53,6 +56,14 @@ impl ControllerService {
         })
     }
 
+    /// The active instances that the caller has not found to refuse the request.
+    fn eligible(&self, request: &PlacementRequest) -> Vec<ActiveInstance> {
+        let mut active = self.instances().active(request.compat_id, self.now());
+        let excluded: BTreeSet<&BaseUri> = request.exclude.iter().collect();
+        active.retain(|instance| !excluded.contains(&instance.status.instance));
+        active
+    }
+
     fn no_capacity(&self) -> Problem {
         self.metrics.placed(Outcome::NoCapacity);
         let detail = "no active instance computes this compatibility; start or wake one, or retry later";
@@ -69,8 +80,8 @@ impl ControllerService {
     ) -> Result<Choice, Problem> {
         /// Blocks times instances that are weighed at once.
         const LIGHT: usize = 4096;
-        let (tokens, compat) = (request.tokens, request.compat_id);
-        let active = self.instances().active(compat, self.now());
+        let tokens = request.tokens;
+        let active = self.eligible(request);
         let work = prefix.as_ref().map_or(0, |prefix| prefix.blocks.len()).saturating_mul(active.len());
         let turn = self.turn();
         let weigh = move || {

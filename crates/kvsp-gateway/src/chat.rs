@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
-use http::HeaderMap;
+use axum::{Extension, Json};
 use kvsp_net::extract::RequestBody;
 use kvsp_openai::{
     ApiError, ChatAnswer, ChatChoice, ChatChunk, ChatChunkChoice, ChatDelta, ChatReply, ChatRequest,
@@ -30,10 +29,9 @@ struct Head {
 /// The handler.
 pub(crate) async fn create(
     State(gateway): State<Arc<Gateway>>,
-    headers: HeaderMap,
+    Extension(id): Extension<RequestId>,
     body: RequestBody,
 ) -> Result<Response, Refusal> {
-    let id = RequestId::of(&headers, gateway.random.as_ref());
     let body = body.json(&gateway.config.limits).await?;
     let request: ChatRequest = json::from_slice(&body)
         .map_err(|e| ApiError::InvalidRequest { message: e.to_string(), param: None })?;
@@ -45,12 +43,11 @@ pub(crate) async fn create(
         created: created(),
         model: gateway.served_name.clone(),
     };
-    let response = if request.sampling.streams() {
-        stream(upstream, head, request.sampling.wants_usage())
+    if request.sampling.streams() {
+        Ok(stream(upstream, head, request.sampling.wants_usage()))
     } else {
-        whole(upstream, head).await?
-    };
-    Ok(id.stamp(response))
+        Ok(whole(upstream, head).await?)
+    }
 }
 
 impl Head {

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
-use http::HeaderMap;
+use axum::{Extension, Json};
 use kvsp_net::extract::RequestBody;
 use kvsp_openai::{ApiError, Completion, CompletionChoice, CompletionRequest, sse};
 use kvsp_proto::json;
@@ -18,10 +17,9 @@ use crate::upstream::Upstream;
 /// The handler.
 pub(crate) async fn create(
     State(gateway): State<Arc<Gateway>>,
-    headers: HeaderMap,
+    Extension(id): Extension<RequestId>,
     body: RequestBody,
 ) -> Result<Response, Refusal> {
-    let id = RequestId::of(&headers, gateway.random.as_ref());
     let body = body.json(&gateway.config.limits).await?;
     let request: CompletionRequest = json::from_slice(&body)
         .map_err(|e| ApiError::InvalidRequest { message: e.to_string(), param: None })?;
@@ -29,12 +27,11 @@ pub(crate) async fn create(
     gateway.counters.requests.inc();
     let upstream = gateway.open(tokens, request.sampling.clone(), id.as_str()).await?;
     let name = format!("cmpl-{}", gateway.random.uuid());
-    let response = if request.sampling.streams() {
-        stream(upstream, name, request.sampling.wants_usage())
+    if request.sampling.streams() {
+        Ok(stream(upstream, name, request.sampling.wants_usage()))
     } else {
-        whole(upstream, name).await?
-    };
-    Ok(id.stamp(response))
+        Ok(whole(upstream, name).await?)
+    }
 }
 
 fn stream(mut upstream: Upstream, name: String, wants_usage: bool) -> Response {

@@ -7,6 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{any, get, post};
 use bytes::Bytes;
@@ -111,6 +113,7 @@ fn routes(gateway: Arc<Gateway>) -> Router {
         .route(&at(path::MODELS), get(models::list).fallback(|| async { error::method("GET, HEAD") }))
         .route("/v1/models/{*model}", get(models::one).fallback(|| async { error::method("GET, HEAD") }))
         .route("/v1/{*rest}", any(error::not_found))
+        .layer(middleware::from_fn_with_state(gateway.clone(), name_request))
         .with_state(gateway)
 }
 
@@ -131,26 +134,31 @@ pub(crate) fn event_stream(
 }
 
 /// The name of a request: the client's `x-request-id`, or one of the gateway's own.
-pub(crate) struct RequestId(HeaderValue, String);
+#[derive(Debug, Clone)]
+pub(crate) struct RequestId(Arc<str>);
 
 impl RequestId {
-    pub(crate) fn of(headers: &HeaderMap, random: &dyn Random) -> Self {
+    fn of(headers: &HeaderMap, random: &dyn Random) -> Self {
         let given = headers.get(&REQUEST_ID).and_then(|value| value.to_str().ok());
-        let text = match given {
-            Some(text) if !text.is_empty() && text.len() <= MAX_REQUEST_ID => text.to_owned(),
-            _ => random.uuid().to_string(),
-        };
-        let value = HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static("invalid"));
-        Self(value, text)
+        Self(match given {
+            Some(text) if !text.is_empty() && text.len() <= MAX_REQUEST_ID => text.into(),
+            _ => random.uuid().to_string().into(),
+        })
     }
 
     pub(crate) fn as_str(&self) -> &str {
-        &self.1
+        &self.0
     }
+}
 
-    /// Put the name on a response.
-    pub(crate) fn stamp(self, mut response: Response) -> Response {
-        response.headers_mut().insert(&REQUEST_ID, self.0);
-        response
+/// Name the request for its handler, and put the name on the answer, whatever that is.
+async fn name_request(State(gateway): State<Arc<Gateway>>, mut request: Request, next: Next) -> Response {
+    let id = RequestId::of(request.headers(), gateway.random.as_ref());
+    request.extensions_mut().insert(id.clone());
+    let mut response = next.run(request).await;
+    // A name that came in a header, or a UUID, can go into one.
+    if let Ok(value) = HeaderValue::from_str(id.as_str()) {
+        response.headers_mut().insert(&REQUEST_ID, value);
     }
+    response
 }

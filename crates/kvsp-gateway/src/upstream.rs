@@ -38,43 +38,50 @@ enum Refused {
 }
 
 impl Gateway {
-    /// Place a request and open its stream, trying the next candidate where one does not take it.
+    /// Place a request and open its stream. Where an instance does not take it, the request is placed once
+    /// more, without that one, so that the next instance is told to load what it lacks, too.
     pub(crate) async fn open(
         &self,
         tokens: Tokens,
         sampling: Sampling,
         request_ref: &str,
     ) -> Result<Upstream, ApiError> {
-        let placement = self.place(&tokens, request_ref).await?;
+        let mut request = self.placement_request(&tokens, request_ref);
         let body = Bytes::from(
             serde_json::to_vec(&self.upstream_request(tokens, sampling))
                 .map_err(|e| ApiError::Upstream(e.to_string()))?,
         );
-        let others =
-            placement.candidates.into_iter().map(|c| c.instance).filter(|i| *i != placement.instance);
-        let attempts =
-            std::iter::once(placement.instance.clone()).chain(others).take(self.config.max_attempts.max(1));
-        let mut last = String::new();
-        for instance in attempts {
+        let mut last: Option<String> = None;
+        for _ in 0..self.config.max_attempts.max(1) {
+            let placement = match (self.place(&request).await, last.take()) {
+                (Ok(placement), _) => placement,
+                (Err(ApiError::Overloaded(_)), Some(why)) => return Err(nobody(&why)),
+                (Err(error), _) => return Err(error),
+            };
+            let candidates = placement.candidates.into_iter().map(|c| c.instance);
+            let instance =
+                std::iter::once(placement.instance).chain(candidates).find(|i| !request.exclude.contains(i));
+            let Some(instance) = instance else { break };
             match self.open_at(&instance, body.clone(), &placement.request_ref).await {
                 Ok(upstream) => return Ok(upstream),
                 Err(Refused::Request(error)) => return Err(error),
                 Err(Refused::Elsewhere(why)) => {
                     tracing::warn!(%instance, why, "an instance did not take a request");
                     self.counters.upstream_failures.inc();
-                    last = why;
+                    request.exclude.push(instance);
+                    last = Some(why);
                 }
             }
         }
-        Err(ApiError::Overloaded(format!("no instance took the request; the last one: {last}")))
+        Err(nobody(last.as_deref().unwrap_or("there is none left")))
     }
 
-    async fn place(&self, tokens: &Tokens, request_ref: &str) -> Result<PlacementAnswer, ApiError> {
+    fn placement_request(&self, tokens: &Tokens, request_ref: &str) -> PlacementRequest {
         let keys = match &self.scope {
             Some(scope) => block_keys(scope, self.compat, self.block_tokens, &tokens.prompt),
             None => Vec::new(),
         };
-        let request = PlacementRequest {
+        PlacementRequest {
             scope_id: self.scope.as_ref().map_or(NO_SCOPE, |scope| scope.scope_id()),
             compat_id: self.compat,
             block_keys: keys,
@@ -82,9 +89,13 @@ impl Gateway {
             request_ref: Some(request_ref.to_owned()),
             session: false,
             continuation: None,
-        };
+            exclude: Vec::new(),
+        }
+    }
+
+    async fn place(&self, request: &PlacementRequest) -> Result<PlacementAnswer, ApiError> {
         let limit = Duration::from_millis(self.config.placement_timeout_ms);
-        match tokio::time::timeout(limit, self.client.place(&self.controller, &request)).await {
+        match tokio::time::timeout(limit, self.client.place(&self.controller, request)).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(kvsp_client::ClientError::Problem(problem))) if problem.status() == 503 => {
                 Err(ApiError::Overloaded("no instance can take the request now; try again".into()))
@@ -143,13 +154,15 @@ impl Gateway {
         }
         let told = serde_json::from_slice::<ErrorBody>(&octets).map(|body| body.error);
         Err(match (status.as_u16(), told) {
-            (400, Ok(error)) => {
-                Refused::Request(ApiError::InvalidRequest { message: error.message, param: error.param })
-            }
+            (400, Ok(error)) => Refused::Request(ApiError::Refused(error)),
             (status, Ok(error)) => Refused::Elsewhere(format!("{status}: {}", error.message)),
             (status, Err(_)) => Refused::Elsewhere(format!("status {status}")),
         })
     }
+}
+
+fn nobody(last: &str) -> ApiError {
+    ApiError::Overloaded(format!("no instance took the request; the last one: {last}"))
 }
 
 impl Upstream {

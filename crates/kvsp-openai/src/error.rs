@@ -45,6 +45,9 @@ pub enum ApiError {
         /// Tokens of the prompt.
         tokens: usize,
     },
+    /// An instance found the request at fault; passed on as it said it.
+    #[error("{}", .0.message)]
+    Refused(ErrorMembers),
     /// The body is over the limit.
     #[error("the request body is over {0} octets")]
     TooLarge(u64),
@@ -78,7 +81,7 @@ impl ApiError {
     #[must_use]
     pub const fn status(&self) -> u16 {
         match self {
-            Self::InvalidRequest { .. } | Self::ContextLength { .. } => 400,
+            Self::InvalidRequest { .. } | Self::ContextLength { .. } | Self::Refused(_) => 400,
             Self::Forbidden(_) => 403,
             Self::ModelNotFound(_) | Self::NotFound => 404,
             Self::Method => 405,
@@ -96,6 +99,7 @@ impl ApiError {
             Self::InvalidRequest { param, .. } => {
                 ("invalid_request_error", Some("invalid_request_error"), param.clone())
             }
+            Self::Refused(error) => return ErrorBody { error: error.clone() },
             Self::ModelNotFound(_) => {
                 ("invalid_request_error", Some("model_not_found"), Some("model".to_owned()))
             }

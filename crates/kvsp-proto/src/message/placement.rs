@@ -35,6 +35,10 @@ pub struct PlacementRequest {
     /// What a resumed instance needs beside the checkpoint; opaque, at most 64 KiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub continuation: Option<Value>,
+    /// Instances that did not take the request when they were asked; not to be chosen again. An extension of
+    /// ours: a controller that does not know the member ignores it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<BaseUri>,
 }
 
 /// One instance that was weighed; a member that cannot be computed is absent.
