@@ -15,6 +15,8 @@ Usage: cargo xtask TASK
                        with --model PATH among ARGS nothing is fetched
   test [ARGS...]       prepare the model and a Python with the openai package, run
                        `cargo test --workspace ARGS...`
+  python               prepare a Python with the openai package; prints its path and, where it needs
+                       one, the value of PYTHONPATH
   soak [--minutes N]   model and property tests with many more cases, for at most N minutes
   check                formatting, lints, documentation, the arrows of ARCHITECTURE.md, licences and sources
                        of dependencies
@@ -29,6 +31,7 @@ pub(crate) enum Task {
     Demo(Vec<OsString>),
     /// Arguments for `cargo test`.
     Test(Vec<OsString>),
+    Python,
     Soak(SoakOptions),
     Check,
 }
@@ -54,6 +57,8 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Task, Ta
         Some("demo") => Ok(Task::Demo(rest)),
         Some("test") => Ok(Task::Test(rest)),
         Some("soak") => soak_options(&rest).map(Task::Soak),
+        Some("python") if rest.is_empty() => Ok(Task::Python),
+        Some("python") => Err(usage("python takes no arguments")),
         Some("check") if rest.is_empty() => Ok(Task::Check),
         Some("check") => Err(usage("check takes no arguments")),
         Some("help" | "--help" | "-h") => Ok(Task::Help),
@@ -109,10 +114,11 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_refused() {
-        let wrong: [&[&str]; 10] = [
+        let wrong: [&[&str]; 11] = [
             &[],
             &["build"],
             &["check", "--fix"],
+            &["python", "-c"],
             &["soak", "10"],
             &["soak", "--minutes"],
             &["soak", "--minutes", "0"],

@@ -25,6 +25,7 @@ fn main() -> ExitCode {
         }
         Task::Demo(args) => demo::run(&args),
         Task::Test(args) => test::run(&args),
+        Task::Python => python::run(),
         Task::Soak(options) => soak::run(options),
         Task::Check => check::run(),
     });

@@ -24,6 +24,19 @@ pub(crate) struct Furnished {
     pub(crate) packages: Option<PathBuf>,
 }
 
+/// `cargo xtask python`: prepares a Python and tells where it is.
+///
+/// # Errors
+/// See [`furnished`].
+pub(crate) fn run() -> Result<(), TaskError> {
+    let furnished = furnished()?;
+    println!("{}", furnished.python.display());
+    if let Some(packages) = &furnished.packages {
+        println!("{}", packages.display());
+    }
+    Ok(())
+}
+
 /// The `python3` of the system.
 ///
 /// # Errors
