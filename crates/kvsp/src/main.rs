@@ -4,6 +4,7 @@ mod commands;
 mod config;
 mod octets;
 mod progress;
+mod signals;
 
 use std::process::ExitCode;
 

@@ -11,6 +11,8 @@ use std::process::ExitCode;
 
 use report::Report;
 
+use crate::signals::StopSignals;
+
 /// Start a fleet on loopback, ask it about a document, and show what the second instance saved.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -89,13 +91,11 @@ impl DemoArgs {
     }
 
     async fn show(&self) -> Result<Report, DemoError> {
+        let mut signals = StopSignals::new().map_err(DemoError::io("catching signals"))?;
         let mut fleet = fleet::Fleet::new(self.keep_logs)?;
         let told = tokio::select! {
             told = story::tell(self, &mut fleet) => told,
-            interrupted = tokio::signal::ctrl_c() => {
-                interrupted.map_err(DemoError::io("waiting for Ctrl-C"))?;
-                Err(DemoError::Interrupted)
-            }
+            () = signals.asked() => Err(DemoError::Interrupted),
         };
         fleet.stop().await;
         told

@@ -4,7 +4,6 @@ mod args;
 mod model;
 mod ready;
 mod roles;
-mod signals;
 
 use std::process::ExitCode;
 
@@ -49,7 +48,7 @@ impl ServeArgs {
     }
 
     fn serve(self, json: bool) -> Result<(), StartError> {
-        signals::die_with_parent(self.exit_with_parent)?;
+        crate::signals::die_with_parent(self.exit_with_parent)?;
         let config = self.merged()?;
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let served = runtime.block_on(roles::run(self.role, config, json));

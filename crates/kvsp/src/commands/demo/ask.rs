@@ -22,6 +22,7 @@ pub(super) struct Answer {
     pub(super) text: String,
     pub(super) first_token: Duration,
     pub(super) prompt_tokens: u64,
+    pub(super) completion_tokens: u64,
     pub(super) cached_tokens: u64,
 }
 
@@ -88,6 +89,7 @@ pub(super) async fn ask(
         first_token: first_token.unwrap_or_else(|| begin.elapsed()),
         text,
         prompt_tokens: usage.prompt_tokens,
+        completion_tokens: usage.completion_tokens,
         cached_tokens: usage.prompt_tokens_details.unwrap_or_default().cached_tokens,
     })
 }

@@ -69,7 +69,7 @@ pub(super) async fn tell(args: &DemoArgs, fleet: &mut Fleet) -> Result<Report, D
     stage.serve_with(&a, &b).await?;
     let cold = stage.question("A computes the prompt", first).await?;
     report.add(Row::new("A, cold", first, &cold));
-    stage.published(&index_admin, cold.prompt_tokens / BLOCK_TOKENS).await?;
+    stage.published(&index_admin, &cold).await?;
 
     stage.serve_with(&b, &a).await?;
     let computed = metric(&stage.client, &b_admin, "kvsp_instance_prompt_tokens_computed_total").await?;
@@ -132,10 +132,13 @@ impl Stage {
         .await
     }
 
-    /// Wait until the index has a replica of every complete block of the prompt.
-    async fn published(&self, index_admin: &BaseUri, blocks: u64) -> Result<(), DemoError> {
+    /// Wait until the index has both replicas, the instance's and the holder's, of every block of an answer.
+    async fn published(&self, index_admin: &BaseUri, answer: &Answer) -> Result<(), DemoError> {
+        // The last token of an answer was not computed on.
+        let tokens = (answer.prompt_tokens + answer.completion_tokens).saturating_sub(1);
+        let replicas = tokens / BLOCK_TOKENS * 2;
         wait("the publication of the prompt's blocks", async || {
-            Ok(metric(&self.client, index_admin, "kvsp_index_replicas").await? >= blocks)
+            Ok(metric(&self.client, index_admin, "kvsp_index_replicas").await? >= replicas)
         })
         .await
     }

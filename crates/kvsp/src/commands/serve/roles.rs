@@ -26,8 +26,8 @@ use super::StartError;
 use super::args::RoleName;
 use super::model::{Described, Model, own_scope_key, scope_keys};
 use super::ready::{Starting, announce};
-use super::signals::stop_asked;
 use crate::config::FileConfig;
+use crate::signals::StopSignals;
 
 /// What services take from outside; tests and simulations inject other ones.
 #[derive(Clone)]
@@ -241,12 +241,14 @@ impl Fleet {
             });
             tasks.push((stop, outcome));
         }
+        let mut signals = StopSignals::new()?;
+        let served = async {
+            announce(&self.started, together, json).await?;
+            std::future::pending::<std::io::Result<()>>().await
+        };
         tokio::select! {
-            announced = announce(&self.started, together, json) => announced?,
-            () = failed.cancelled() => {}
-        }
-        tokio::select! {
-            asked = stop_asked() => asked?,
+            announced = served => announced?,
+            () = signals.asked() => {}
             () = failed.cancelled() => {}
         }
         let mut result = Ok(());
