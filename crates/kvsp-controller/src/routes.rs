@@ -26,4 +26,3 @@ pub(crate) fn router(service: Arc<ControllerService>) -> Router {
         .route(&at(path::DESCRIPTOR_ROUTE), put(descriptors::put).get(descriptors::get))
         .with_state(service)
 }
-

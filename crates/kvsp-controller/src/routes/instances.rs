@@ -16,7 +16,7 @@ use kvsp_proto::record::{InstanceState, InstanceStatus};
 use kvsp_proto::uri::{BaseUri, HolderUri};
 use serde::Deserialize;
 
-use super::{Service};
+use super::Service;
 use crate::service::ControllerService;
 
 pub(super) async fn put_status(
@@ -28,8 +28,8 @@ pub(super) async fn put_status(
     caller.require_role(&[Role::Instance])?;
     caller.require_holder(&HolderUri::from(&instance))?;
     let octets = body.json(&service.limits).await?;
-    let status = InstanceStatus::from_json(&octets)
-        .map_err(|error| error.into_problem(ProblemType::InvalidRecord))?;
+    let status =
+        InstanceStatus::from_json(&octets).map_err(|error| error.into_problem(ProblemType::InvalidRecord))?;
     if status.instance != instance {
         return Err(Failure::new(ProblemType::InvalidRecord, "member instance contradicts the path"));
     }

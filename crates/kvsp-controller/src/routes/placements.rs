@@ -13,7 +13,7 @@ use kvsp_proto::json::{self, JsonError};
 use kvsp_proto::message::PlacementRequest;
 use kvsp_proto::problem::{Problem, ProblemType};
 
-use super::{Service};
+use super::Service;
 use crate::config::ControllerConfig;
 
 /// Octets of a `request_ref`, which travels in a header field.
