@@ -55,7 +55,7 @@ impl fmt::Debug for ScopeKey {
 
 /// Tokens whose octets are gathered before they are hashed: one call for each token would cost more
 /// than the hash.
-const GATHERED_TOKENS: usize = 64;
+const GATHERED_TOKENS: usize = 256;
 
 /// Computes the Block Keys of one token sequence as its tokens come. A clone forks the sequence.
 #[derive(Clone)]
@@ -94,24 +94,42 @@ impl BlockKeyChain {
 
     /// Takes in one token; the key of the block that it completes, if it completes one.
     pub fn push(&mut self, token: u32) -> Option<BlockKey> {
+        self.take(&mut [token].as_slice())
+    }
+
+    /// Takes in tokens; the keys of the blocks that they complete, in order.
+    pub fn extend(&mut self, mut tokens: &[u32]) -> Vec<BlockKey> {
+        let mut keys = Vec::with_capacity(tokens.len() / (self.block_tokens as usize).max(1));
+        while !tokens.is_empty() {
+            keys.extend(self.take(&mut tokens));
+        }
+        keys
+    }
+
+    /// Takes tokens off the front, as far as the block in progress and the gathering go; the key of the
+    /// block that they complete.
+    fn take(&mut self, tokens: &mut &[u32]) -> Option<BlockKey> {
         if self.block_tokens == 0 {
+            *tokens = &[];
             return None;
         }
-        let at = 4 * self.gathered_tokens;
-        self.gathered[at..at + 4].copy_from_slice(&token.to_be_bytes());
-        self.gathered_tokens += 1;
-        self.filled += 1;
+        let room = (self.block_tokens - self.filled) as usize;
+        let count = room.min(GATHERED_TOKENS - self.gathered_tokens).min(tokens.len());
+        let (now, rest) = tokens.split_at(count);
+        *tokens = rest;
+        let free = &mut self.gathered[4 * self.gathered_tokens..];
+        for (octets, token) in free.chunks_exact_mut(4).zip(now) {
+            octets.copy_from_slice(&token.to_be_bytes());
+        }
+        self.gathered_tokens += count;
+        // At most `room`, which fits.
+        self.filled += count as u32;
         let complete = self.filled == self.block_tokens;
         if complete || self.gathered_tokens == GATHERED_TOKENS {
             self.mac.update(&self.gathered[..4 * self.gathered_tokens]);
             self.gathered_tokens = 0;
         }
         complete.then(|| self.complete_block())
-    }
-
-    /// Takes in tokens; the keys of the blocks that they complete, in order.
-    pub fn extend(&mut self, tokens: &[u32]) -> Vec<BlockKey> {
-        tokens.iter().filter_map(|&token| self.push(token)).collect()
     }
 
     /// The key of the last complete block; `None` before the first is complete.
