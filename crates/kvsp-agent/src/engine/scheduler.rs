@@ -4,6 +4,8 @@
 //! only through layers whose prefix has arrived: a source that hangs stalls the request that waits for it
 //! and nobody else.
 
+mod admission;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,17 +16,13 @@ use kvsp_engine::{Engine, EngineError, PageId, Span};
 use kvsp_net::clock::Clock;
 use kvsp_openai::FinishReason;
 use kvsp_proto::container::{self, LayerSections};
-use kvsp_proto::id::{BlockKey, ScopeId};
 use kvsp_proto::registry::Codec;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::pages::{PageTable, ScopedKey, Slot};
 use super::sequence::{Running, Sequence};
-use super::{
-    Command, EngineEvent, EngineRequest, Expectation, Gauges, HostTier, Output, Pin, SchedulerConfig,
-    SubmitError,
-};
+use super::{Command, EngineEvent, Gauges, HostTier, Output, SchedulerConfig};
 
 /// Time for prefill in a turn while other sequences decode.
 const PREFILL_SLICE: Duration = Duration::from_millis(30);
@@ -199,50 +197,6 @@ impl<E: Engine> Scheduler<E> {
         }
     }
 
-    fn submit(&mut self, request: EngineRequest) -> Result<mpsc::Receiver<Output>, SubmitError> {
-        if self.waiting.len() >= self.config.max_queued {
-            return Err(SubmitError::QueueFull);
-        }
-        // Room for the start, every token and the end: sending never waits for a slow client.
-        let (output, receiver) = mpsc::channel(request.max_tokens.saturating_add(3));
-        let compat = self.engine.info().descriptor.compat_id();
-        let block_tokens = self.engine.info().descriptor.block_tokens;
-        self.arrivals += 1;
-        let arrival = (self.arrivals, self.clock.now());
-        self.waiting.push_back(Sequence::new(request, compat, block_tokens, output, arrival));
-        self.report();
-        Ok(receiver)
-    }
-
-    fn expect(&mut self, scope: ScopeId, keys: &[BlockKey], pin: Option<Pin>) -> Vec<Expectation> {
-        let mut pinned = Vec::new();
-        let mut answers = Vec::with_capacity(keys.len());
-        for &key in keys {
-            let block = ScopedKey { scope, key };
-            let (answer, page) = match self.pages.find(&block) {
-                Some(page) if self.pages.layers_ready(page) == self.layers => {
-                    (Expectation::Resident, Some(page))
-                }
-                Some(page) => (Expectation::Arriving, Some(page)),
-                None => match self.pages.begin_load(block) {
-                    Some(slot) => (Expectation::Slot(slot), Some(slot.page)),
-                    None => (Expectation::NoRoom, None),
-                },
-            };
-            answers.push(answer);
-            if let (Some(page), true) = (page, pin.is_some()) {
-                self.pages.retain(page);
-                pinned.push(page);
-            }
-        }
-        if let Some(Pin { request_ref, until }) = pin
-            && let Some(old) = self.pins.insert(request_ref, PinnedPages { until, pages: pinned })
-        {
-            self.pages.release_all(&old.pages);
-        }
-        answers
-    }
-
     fn write(&mut self, slot: Slot, layer: usize, sections: &LayerSections) {
         if !self.pages.takes(slot, layer) {
             return;
@@ -254,26 +208,6 @@ impl<E: Engine> Scheduler<E> {
                 self.pages.end_load(slot);
             }
         }
-    }
-
-    fn expire_pins(&mut self) {
-        let now = self.clock.now();
-        let pages = &mut self.pages;
-        self.pins.retain(|_, pin| {
-            let keep = pin.until > now;
-            if !keep {
-                pages.release_all(&pin.pages);
-            }
-            keep
-        });
-    }
-
-    /// Give up the pages that are kept the shortest; false where none are kept.
-    fn unpin_one(&mut self) -> bool {
-        let soonest = self.pins.iter().min_by_key(|(_, pin)| pin.until).map(|(name, _)| name.clone());
-        let Some(pin) = soonest.and_then(|name| self.pins.remove(&name)) else { return false };
-        self.pages.release_all(&pin.pages);
-        true
     }
 
     fn drop_cancelled(&mut self) {
@@ -298,49 +232,6 @@ impl<E: Engine> Scheduler<E> {
                 self.pages.release_all(&dropped);
             }
         }
-    }
-
-    fn admit(&mut self) {
-        while self.running.len() < self.config.max_running && !self.waiting.is_empty() {
-            // Pages kept for requests to come do not keep those out that are here.
-            if self.pages.available() == 0 && !(self.running.is_empty() && self.unpin_one()) {
-                break;
-            }
-            let Some(mut sequence) = self.waiting.pop_front() else { break };
-            self.progressed = true;
-            self.attach_prefix(&mut sequence);
-            if let Some(pin) = sequence.request_ref.take().and_then(|name| self.pins.remove(&name)) {
-                self.pages.release_all(&pin.pages);
-            }
-            self.running.push(sequence);
-        }
-    }
-
-    /// Find the leading blocks in the pool, or have them filled from the host tier. The last token is
-    /// always computed: its logits are wanted.
-    fn attach_prefix(&mut self, sequence: &mut Sequence<E::Pass>) {
-        sequence.attached = true;
-        let most = (sequence.tokens.len() - 1) / self.block_tokens;
-        for index in 0..most {
-            let Some(block) = sequence.block(index) else { break };
-            let page = match self.pages.find(&block) {
-                Some(page) => page,
-                None if self.host.holds(&block) => {
-                    let Some(slot) = self.pages.begin_load(block) else { break };
-                    if self.events.blocking_send(EngineEvent::Fill { block, slot }).is_err() {
-                        self.pages.end_load(slot);
-                        break;
-                    }
-                    slot.page
-                }
-                None => break,
-            };
-            self.pages.retain(page);
-            sequence.pages.push(page);
-        }
-        sequence.prefix = sequence.pages.len();
-        sequence.named = sequence.prefix;
-        sequence.computed = sequence.prefix * self.block_tokens;
     }
 
     /// One token for every sequence that decodes, in one pass.

@@ -161,8 +161,7 @@ async fn sequences_that_lose_their_pages_are_computed_again() {
     let alone = Instance::start(Setup::alone()).await;
     // Some 20 pages of 16 tokens.
     let tight = Arc::new(Instance::start(Setup { pool_octets: 20 * PAGE_OCTETS, ..Setup::default() }).await);
-    let asks: Vec<Ask> =
-        (0..4).map(|n| Ask::new(&prompt(90 + n, 100), 90)).map(|ask| ask.sampled()).collect();
+    let asks: Vec<Ask> = (0..4).map(|n| Ask::new(&prompt(90 + n, 100), 90)).map(Ask::sampled).collect();
     let mut running = tokio::task::JoinSet::new();
     for (n, ask) in asks.iter().cloned().enumerate() {
         let tight = tight.clone();

@@ -171,3 +171,35 @@ async fn only_states_can_be_ordered() {
     assert_eq!((answer.status, &answer.headers["allow"]), (405, &"PUT".parse().unwrap()));
     assert_eq!(state(&instance).await, "active");
 }
+
+/// Room for one request that runs and one that waits: the third is shed, and a client that goes away makes
+/// room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_than_the_queue_holds_is_shed_and_who_goes_away_makes_room() {
+    let mut setup = Setup::alone();
+    setup.agent.max_running = 1;
+    setup.agent.max_queued = 1;
+    let instance = Instance::start(setup).await;
+    let endless = Ask::new(&prompt(3, 20), 4000);
+    let mut running = instance.stream(&endless).await;
+    running.next().await.unwrap();
+    let waiting = instance.stream(&endless).await;
+    let body = json!({"model": "kvsp/tiny", "prompt": [1, 2], "max_tokens": 1}).to_string();
+    let shed = send(&instance.base, "POST", "v1/completions", &body).await;
+    assert_eq!(shed.status, 503, "{shed:?}");
+    assert!(shed.headers.contains_key("retry-after"));
+    let status = send(&instance.base, "GET", "status", "").await.json();
+    assert_eq!((&status["running"], &status["queued"]), (&json!(1), &json!(1)));
+
+    drop((running, waiting));
+    eventually("room", async || {
+        let answer = send(&instance.base, "POST", "v1/completions", &body).await;
+        (answer.status == 200).then_some(())
+    })
+    .await;
+    eventually("rest", async || {
+        let status = send(&instance.base, "GET", "status", "").await.json();
+        (status["running"] == 0 && status["queued"] == 0 && status["kv_utilization"] == 0.0).then_some(())
+    })
+    .await;
+}

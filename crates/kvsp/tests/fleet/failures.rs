@@ -95,9 +95,9 @@ async fn answers_stay_right_while_members_of_the_fleet_are_killed() {
     fleet.a.kill();
     // Before the controller knows of the death the request goes to A in vain and then to B; afterwards to B at
     // once. Either way B loads what A had computed.
-    for n in 0..2 {
+    for (n, cold) in cold.iter().enumerate().take(2) {
         let (text, cached) = complete(&gateway, &prompt(n)).await;
-        assert_eq!(text, cold[n]);
+        assert_eq!(text, *cold);
         assert_eq!(cached, 17 * 16, "B did not load what A had computed");
         fleet.becomes(&a, "failed").await;
     }
@@ -119,5 +119,53 @@ async fn answers_stay_right_while_members_of_the_fleet_are_killed() {
     assert_eq!(answer.status, 503, "{answer:?}");
     assert!(answer.headers.contains_key("retry-after"));
     assert_eq!(answer.json()["error"]["type"], "server_error");
+    fleet.controller.kill();
+    let answer = crate::support::post(&gateway, "v1/completions", &body).await;
+    assert_eq!(answer.status, 502, "{answer:?}");
     assert!(client().root(&gateway).await.is_ok());
+}
+
+/// A stream whose instance dies ends with an error, and never looks complete.
+#[tokio::test]
+async fn a_stream_that_breaks_says_so() {
+    let dir = TempDir::new().unwrap();
+    let controller = Process::serve(dir.path(), &["controller"]);
+    let controller_uri = controller.base();
+    let model = ["--model", "tiny", "--controller", controller_uri.as_str()];
+    let mut instance = Process::serve(dir.path(), &[&["instance"], &model[..]].concat());
+    let gateway = Process::serve(dir.path(), &[&["gateway"], &model[..]].concat());
+    eventually("the instance's first status", async || {
+        let list = client().instances(&controller_uri).await.unwrap();
+        (list.instances.len() == 1).then_some(())
+    })
+    .await;
+    for path in ["v1/completions", "v1/chat/completions"] {
+        let body = json!({
+            "model": "kvsp/tiny", "prompt": "Once", "messages": [{"role": "user", "content": "Once"}],
+            "max_tokens": 3900, "temperature": 0, "stream": true,
+        });
+        let request = http::Request::post("/").header(JSON.0, JSON.1).body(body.to_string().into()).unwrap();
+        let answer = client().forward(&gateway.base(), path, request).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        let mut stream = answer.into_body();
+        let mut text = String::new();
+        while text.matches("data: ").count() < 3 {
+            text.push_str(std::str::from_utf8(&stream.chunk().await.unwrap().unwrap()).unwrap());
+        }
+        instance.kill();
+        while let Some(data) = stream.chunk().await.unwrap() {
+            text.push_str(std::str::from_utf8(&data).unwrap());
+        }
+        let last = text.trim_end().lines().last().unwrap();
+        let error: serde_json::Value = serde_json::from_str(last.strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(error["error"]["type"], "server_error", "{last}");
+        assert!(!text.contains("[DONE]"));
+        instance = Process::serve(dir.path(), &[&["instance"], &model[..]].concat());
+        let own = instance.base();
+        eventually("the next instance's first status", async || {
+            let list = client().instances(&controller_uri).await.unwrap();
+            list.instances.iter().any(|i| i.status.instance == own).then_some(())
+        })
+        .await;
+    }
 }
