@@ -4,6 +4,7 @@ use std::process::{Child, Stdio};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use tempfile::TempDir;
 
 use crate::support::{eventually, kvsp, signal, wait};
 
@@ -11,20 +12,24 @@ use crate::support::{eventually, kvsp, signal, wait};
 struct Marked {
     mark: String,
     demo: Child,
+    /// Its place for temporary files.
+    temporary: TempDir,
 }
 
 impl Marked {
     fn start() -> Self {
         let mark = format!("KVSP_TEST_MARK={}", uuid::Uuid::new_v4());
         let (name, value) = mark.split_once('=').unwrap();
+        let temporary = TempDir::new().unwrap();
         let demo = kvsp()
             .args(["demo", "--model", "tiny", "--json"])
             .env(name, value)
+            .env("TMPDIR", temporary.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        Self { mark, demo }
+        Self { mark, demo, temporary }
     }
 
     /// Processes with the mark that have not ended.
@@ -36,6 +41,11 @@ impl Marked {
             marked.then_some(process)
         });
         processes.collect()
+    }
+
+    /// Its logs and its scope key.
+    fn files(&self) -> usize {
+        std::fs::read_dir(self.temporary.path()).unwrap().count()
     }
 
     async fn in_the_middle(&self) {
@@ -61,6 +71,7 @@ async fn the_demo_shows_that_the_cache_is_reused() {
     let report = std::thread::spawn(move || std::io::read_to_string(stdout).unwrap());
     let status = wait(&mut marked.demo).expect("the demo ends");
     assert!(marked.alive().is_empty(), "a process outlived the demo");
+    assert_eq!(marked.files(), 0);
     let report: Value = serde_json::from_str(&report.join().unwrap()).unwrap();
     assert_eq!(status.code(), Some(0), "{report:#}");
     assert_eq!(report["ok"], true);
@@ -78,21 +89,22 @@ async fn the_demo_shows_that_the_cache_is_reused() {
 
 #[tokio::test]
 async fn an_interrupted_demo_stops_its_services() {
-    let mut marked = Marked::start();
-    marked.in_the_middle().await;
-    signal(marked.demo.id(), Signal::SIGINT);
-    let status = wait(&mut marked.demo).expect("the demo ends");
-    assert_eq!(status.code(), Some(1));
-    assert!(marked.alive().is_empty(), "a process outlived the demo");
-}
-
-#[tokio::test]
-async fn the_services_of_a_demo_that_was_ended_end_by_themselves() {
-    for how in [Signal::SIGTERM, Signal::SIGKILL] {
+    for how in [Signal::SIGINT, Signal::SIGTERM] {
         let mut marked = Marked::start();
         marked.in_the_middle().await;
         signal(marked.demo.id(), how);
-        wait(&mut marked.demo).expect("the demo ends");
-        marked.none_left().await;
+        let status = wait(&mut marked.demo).expect("the demo ends");
+        assert_eq!(status.code(), Some(1));
+        assert!(marked.alive().is_empty(), "a process outlived the demo");
+        assert_eq!(marked.files(), 0);
     }
+}
+
+#[tokio::test]
+async fn the_services_of_a_demo_that_was_killed_end_by_themselves() {
+    let mut marked = Marked::start();
+    marked.in_the_middle().await;
+    signal(marked.demo.id(), Signal::SIGKILL);
+    wait(&mut marked.demo).expect("the demo ends");
+    marked.none_left().await;
 }
