@@ -1,6 +1,6 @@
 //! The instance agent: an inference engine as a KVSP instance and holder.
 //!
-//! The engine runs on a thread of its own ([`engine`]); everything that waits for the network runs beside
+//! The engine runs on a thread of its own; everything that waits for the network runs beside
 //! it. A request's prompt is matched against the engine's pages and the host tier by block key; a prefetch
 //! directive brings blocks in from other holders, layer by layer, while the engine computes; and every
 //! block that the engine completes becomes a replica that others can find.
