@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use kvsp_core::tier::{EvictionPolicy, LeastRecentlyUsed, TinyLfu};
 use kvsp_proto::message::Limits;
 use kvsp_proto::uri::BaseUri;
+use kvsp_store::BlockName;
 use serde::Deserialize;
 
 /// Settings of a [`BlockService`](crate::BlockService).
@@ -17,6 +19,8 @@ pub struct BlocksConfig {
     /// The disk tier; absent for none. Where there is one it is the home of every block, and host memory a
     /// cache of it.
     pub disk: Option<DiskTier>,
+    /// Which block goes first where room is needed, in every tier.
+    pub eviction: Eviction,
     /// The Index Service to publish to; absent to publish nowhere.
     pub index: Option<BaseUri>,
     /// TTL asked for replica records, in ms.
@@ -51,12 +55,35 @@ pub struct DiskTier {
     pub read_mbit_per_s: Option<f64>,
 }
 
+/// Which block goes first where room is needed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Eviction {
+    /// The one that was not used for longest.
+    Lru,
+    /// By recency and frequency, so that blocks that are used once do not drive out the others. The default,
+    /// because on every recorded trace that `kvsp replay` was tried on it has at least the hits of the other.
+    #[default]
+    TinyLfu,
+}
+
+impl Eviction {
+    /// A policy for one tier.
+    pub(crate) fn policy(self) -> Box<dyn EvictionPolicy<BlockName>> {
+        match self {
+            Self::Lru => Box::<LeastRecentlyUsed<BlockName>>::default(),
+            Self::TinyLfu => Box::<TinyLfu<BlockName>>::default(),
+        }
+    }
+}
+
 impl Default for BlocksConfig {
     fn default() -> Self {
         Self {
             host_octets: 4 << 30,
             host_read_mbit_per_s: None,
             disk: None,
+            eviction: Eviction::default(),
             index: None,
             replica_ttl_ms: 600_000,
             lease_quota_octets: None,
@@ -67,5 +94,22 @@ impl Default for BlocksConfig {
             max_layers: 4096,
             limits: Limits::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn eviction(text: &str) -> Option<Eviction> {
+        serde_json::from_str::<BlocksConfig>(text).ok().map(|config| config.eviction)
+    }
+
+    #[test]
+    fn the_policy_is_chosen_by_name() {
+        assert_eq!(eviction("{}"), Some(Eviction::TinyLfu));
+        assert_eq!(eviction(r#"{"eviction": "lru"}"#), Some(Eviction::Lru));
+        assert_eq!(eviction(r#"{"eviction": "tiny-lfu"}"#), Some(Eviction::TinyLfu));
+        assert_eq!(eviction(r#"{"eviction": "random"}"#), None);
     }
 }

@@ -23,6 +23,6 @@ mod routes;
 mod service;
 mod state;
 
-pub use config::{BlocksConfig, DiskTier};
+pub use config::{BlocksConfig, DiskTier, Eviction};
 pub use routes::EXTENSIONS;
 pub use service::{BlockService, BlocksDeps, PutOutcome, Usage};

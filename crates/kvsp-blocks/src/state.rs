@@ -57,8 +57,9 @@ impl State {
             total_octets: home / 2,
             principal_leases: config.max_leases,
         };
+        let tier = |octets: Option<u64>| octets.map(|octets| (octets, config.eviction.policy()));
         Self {
-            holdings: Holdings::new(host, disk, limits),
+            holdings: Holdings::with_policies(tier(host), tier(disk), limits),
             entries: BTreeMap::new(),
             desired: Desired::new(Pace::default()),
             publishes: config.index.is_some(),

@@ -4,7 +4,9 @@
 mod holdings;
 mod policy;
 mod shelf;
+mod tiny_lfu;
 
 pub use holdings::{Admission, AdmitError, Holdings, LeaseOf, Place, Removed, Sizes};
 pub use policy::{EvictionPolicy, LeastRecentlyUsed};
 pub use shelf::Shelf;
+pub use tiny_lfu::TinyLfu;

@@ -4,6 +4,7 @@ mod bench;
 mod client;
 mod demo;
 mod doctor;
+mod replay;
 mod serve;
 mod stdout;
 mod wire;
@@ -21,6 +22,8 @@ pub(crate) enum Command {
     Serve(serve::ServeArgs),
     /// Measure the speed of the parts on this machine.
     Bench(bench::BenchArgs),
+    /// Replay a trace of prompts against the eviction policies.
+    Replay(replay::ReplayArgs),
     /// Check this machine and the services that are named.
     Doctor(doctor::DoctorArgs),
     /// See a small fleet reuse a KV cache with a real model.
@@ -35,6 +38,7 @@ impl Command {
             Self::Client(command) => command.run(json),
             Self::Serve(args) => args.run(json),
             Self::Bench(args) => args.run(json),
+            Self::Replay(args) => args.run(json),
             Self::Doctor(args) => args.run(json),
             Self::Demo(args) => args.run(json),
         }
