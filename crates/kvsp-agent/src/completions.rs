@@ -90,7 +90,7 @@ fn read(agent: &Agent, headers: &HeaderMap, body: &[u8]) -> Result<Read, ApiErro
     }
     let context = info.max_context.min(info.pages.saturating_mul(info.descriptor.block_tokens as usize));
     if prompt.len() >= context {
-        return Err(ApiError::ContextLength { context, tokens: prompt.len() });
+        return Err(ApiError::ContextLength { context, tokens: prompt.len(), param: "prompt" });
     }
     let wanted = usize::try_from(request.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)).unwrap_or(usize::MAX);
     let scope = scope_key(agent, headers)?;

@@ -8,10 +8,8 @@ use http::StatusCode;
 use kvsp_net::extract::RequestBody;
 use kvsp_net::principal::Role;
 use kvsp_net::{Caller, Failure, reply};
-use kvsp_proto::json;
 use kvsp_proto::message::StateBody;
 use kvsp_proto::problem::ProblemType;
-use kvsp_proto::record::InstanceState;
 
 use crate::Agent;
 
@@ -29,13 +27,8 @@ pub(crate) async fn order(
 ) -> Result<Response, Failure> {
     caller.require_role(&[Role::Controller])?;
     let body = body.json(&agent.config.limits).await?;
-    let StateBody { state } = json::from_slice(&body)?;
-    if state == InstanceState::Failed {
-        return Err(Failure::new(
-            ProblemType::MalformedJson,
-            "member state is not active, draining or sleeping",
-        ));
-    }
+    let StateBody { state } =
+        StateBody::from_json(&body).map_err(|error| error.into_problem(ProblemType::InvalidRecord))?;
     let state = agent.lifecycle.order(state, agent.is_idle());
     Ok(reply::json(StatusCode::OK, &StateBody { state }))
 }

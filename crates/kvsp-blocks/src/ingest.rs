@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kvsp_proto::codec;
 use kvsp_proto::container::{Container, ContainerError, Limits};
 use kvsp_proto::digest::ReprDigest;
 use kvsp_proto::problem::{Problem, ProblemType};
+use kvsp_proto::registry::Codec;
 use kvsp_store::{BlockMeta, BlockName, StoredBlock};
 
 use crate::problems;
@@ -54,6 +56,7 @@ impl BlockService {
             return Ok(PutOutcome::Exists);
         }
         self.check_layers(&name, &container)?;
+        self.check_decodes(&name, &container).await?;
         let claimed = claims.repr_digest.as_deref().map(read_digest).transpose()?.flatten();
         let meta = self.compute(name, claims.producer, &container).await?;
         if claimed.is_some_and(|claimed| claimed != meta.repr_digest) {
@@ -80,6 +83,21 @@ impl BlockService {
             return Err(mismatch(format!("{} layers of {}", layers.count(), descriptor.layers)));
         }
         container.check_geometry(&descriptor).map_err(|error| mismatch(error.to_string()))
+    }
+
+    /// Sections of a codec that is known must decode, not only claim the right size: nobody could use them,
+    /// and they would keep an honest replica out.
+    async fn check_decodes(&self, name: &BlockName, container: &Container) -> Result<(), Problem> {
+        let Some(descriptor) =
+            self.descriptor(name.compat).filter(|_| container.codec() == Codec::SPLIT_ZSTD)
+        else {
+            return Ok(());
+        };
+        let (coded, octets) = (container.clone(), descriptor.kv_dtype.octets());
+        let decoded = self.off_reactor(container.bytes().len(), move || {
+            codec::transcode(&coded, Codec::RAW, octets).map(drop)
+        });
+        decoded.await?.map_err(|error| Problem::new(ProblemType::ContainerMismatch, error.to_string()))
     }
 
     /// Hashes a container, away from the threads that serve requests where it is not small.

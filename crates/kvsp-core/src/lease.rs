@@ -33,8 +33,6 @@ pub struct Lease<K> {
     pub until: Time,
     /// The blocks that it covers, in the order asked for.
     pub granted: Arc<[K]>,
-    /// The blocks asked for that were not held.
-    pub missing: Arc<[K]>,
 }
 
 /// A lease is refused.
@@ -74,8 +72,6 @@ pub struct Wanted<K> {
     pub id: Uuid,
     /// Distinct blocks that are held, with their octets.
     pub held: Vec<(K, u64)>,
-    /// Distinct blocks that are not.
-    pub missing: Vec<K>,
     /// The TTL asked for, in ms.
     pub ttl_ms: u64,
     /// The idempotency key and a fingerprint of the request that came with it.
@@ -246,7 +242,6 @@ impl<K: Copy + Ord> Leases<K> {
             id: wanted.id,
             until: now.after_millis(wanted.ttl_ms.min(self.limits.max_ttl_ms)),
             granted: wanted.held.iter().map(|&(key, _)| key).collect(),
-            missing: wanted.missing.into(),
         };
         let idempotency = wanted.idempotency.map(|(key, fingerprint)| {
             account.keys.insert(key.clone(), (fingerprint, lease.id));

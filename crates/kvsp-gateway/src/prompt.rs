@@ -24,17 +24,17 @@ impl Gateway {
             Prompt::Text(text) => text,
             Prompt::Texts(texts) if texts.len() == 1 => &texts[0],
             Prompt::Tokens(tokens) => {
-                return self.fit(tokens.clone(), request.max_tokens, DEFAULT_MAX_TOKENS);
+                return self.fit("prompt", tokens.clone(), request.max_tokens, DEFAULT_MAX_TOKENS);
             }
             Prompt::TokenLists(lists) if lists.len() == 1 => {
-                return self.fit(lists[0].clone(), request.max_tokens, DEFAULT_MAX_TOKENS);
+                return self.fit("prompt", lists[0].clone(), request.max_tokens, DEFAULT_MAX_TOKENS);
             }
             Prompt::Texts(_) | Prompt::TokenLists(_) => {
                 return Err(ApiError::invalid("prompt", "send one prompt a request"));
             }
         };
         let tokens = self.tokenizer.encode(text).map_err(|e| ApiError::invalid("prompt", e.to_string()))?;
-        self.fit(tokens, request.max_tokens, DEFAULT_MAX_TOKENS)
+        self.fit("prompt", tokens, request.max_tokens, DEFAULT_MAX_TOKENS)
     }
 
     /// The tokens of a chat request, by the model's template.
@@ -52,19 +52,25 @@ impl Gateway {
             }
             TokenizerError::Convert(why) => ApiError::invalid("messages", why),
         })?;
-        self.fit(tokens, request.output_limit(), usize::MAX)
+        self.fit("messages", tokens, request.output_limit(), usize::MAX)
     }
 
     fn check_model(&self, name: &str) -> Result<(), ApiError> {
         if name == self.served_name { Ok(()) } else { Err(ApiError::ModelNotFound(name.to_owned())) }
     }
 
-    fn fit(&self, prompt: Vec<u32>, wanted: Option<i64>, default: usize) -> Result<Tokens, ApiError> {
+    fn fit(
+        &self,
+        param: &'static str,
+        prompt: Vec<u32>,
+        wanted: Option<i64>,
+        default: usize,
+    ) -> Result<Tokens, ApiError> {
         if prompt.is_empty() {
-            return Err(ApiError::invalid("prompt", "the prompt has no tokens"));
+            return Err(ApiError::invalid(param, "the prompt has no tokens"));
         }
         let Some(left) = self.max_context.checked_sub(prompt.len()).filter(|left| *left > 0) else {
-            return Err(ApiError::ContextLength { context: self.max_context, tokens: prompt.len() });
+            return Err(ApiError::ContextLength { context: self.max_context, tokens: prompt.len(), param });
         };
         let wanted = wanted.map_or(default, |n| usize::try_from(n).unwrap_or(usize::MAX));
         Ok(Tokens { prompt, max_tokens: wanted.min(left) })

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use config::ServiceConfig;
 
-use crate::auth::Authenticator;
+use crate::auth::{Authenticator, Development};
 use crate::metrics::Metrics;
 use accept::Listener;
 use dispatch::Dispatch;
@@ -198,7 +198,9 @@ impl Bound {
         let dispatch = Dispatch::new(routes, self.authenticator, metrics.clone(), role, &self.config);
         let protocol = Listener::new(self.listener, dispatch, metrics.clone(), &self.config);
         let routes = admin::routes(metrics.clone(), ready);
-        let dispatch = Dispatch::new(routes, Arc::new(admin::Anyone), metrics.clone(), "admin", &self.config);
+        // Whoever may reach the address may read it; credentials are for the protocol.
+        let anyone = if self.config.insecure { Development::insecure() } else { Development::new() };
+        let dispatch = Dispatch::new(routes, Arc::new(anyone), metrics.clone(), "admin", &self.config);
         let admin = Listener::new(self.admin_listener, dispatch, metrics, &self.config);
 
         let mut listeners = JoinSet::new();

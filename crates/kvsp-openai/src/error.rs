@@ -44,6 +44,8 @@ pub enum ApiError {
         context: usize,
         /// Tokens of the prompt.
         tokens: usize,
+        /// The parameter that holds the prompt.
+        param: &'static str,
     },
     /// An instance found the request at fault; passed on as it said it.
     #[error("{}", .0.message)]
@@ -103,8 +105,8 @@ impl ApiError {
             Self::ModelNotFound(_) => {
                 ("invalid_request_error", Some("model_not_found"), Some("model".to_owned()))
             }
-            Self::ContextLength { .. } => {
-                ("invalid_request_error", Some("context_length_exceeded"), Some("messages".to_owned()))
+            Self::ContextLength { param, .. } => {
+                ("invalid_request_error", Some("context_length_exceeded"), Some((*param).to_owned()))
             }
             Self::TooLarge(_) => ("invalid_request_error", Some("request_too_large"), None),
             Self::NotFound | Self::Method | Self::MediaType => ("invalid_request_error", None, None),

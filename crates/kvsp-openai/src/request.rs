@@ -11,7 +11,7 @@ pub const MAX_STOP_OCTETS: usize = 1024;
 
 /// A prompt: text or tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "prompt is a text or a list of token identifiers")]
 pub enum Prompt {
     /// Text to tokenise.
     Text(String),
@@ -25,7 +25,7 @@ pub enum Prompt {
 
 /// One stop string or several.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "stop is a text or a list of texts")]
 pub enum Stop {
     /// One.
     One(String),
@@ -227,7 +227,7 @@ pub struct ContentPart {
 
 /// The content of a message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "content is a text or a list of parts")]
 pub enum MessageContent {
     /// Text.
     Text(String),
@@ -283,6 +283,9 @@ pub struct ChatRequest {
     /// Log probabilities; not offered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<bool>,
+    /// Only `{"type": "text"}` is offered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response_format: Option<serde_json::Value>,
     /// Tools; not offered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<serde_json::Value>>,
@@ -305,6 +308,9 @@ impl ChatRequest {
         }
         if self.logprobs == Some(true) {
             return Err(ApiError::invalid("logprobs", "logprobs is not offered"));
+        }
+        if self.response_format.as_ref().is_some_and(|format| format["type"] != "text") {
+            return Err(ApiError::invalid("response_format", "only response_format text is offered"));
         }
         if self.tools.as_ref().is_some_and(|tools| !tools.is_empty()) {
             return Err(ApiError::invalid("tools", "tools are not offered"));

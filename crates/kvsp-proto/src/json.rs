@@ -113,5 +113,15 @@ fn without_values(text: String) -> String {
     text
 }
 
+/// Deserialises an optional member that is there; for `#[serde(default, deserialize_with)]`. A derived
+/// `Option` would take `null` for an absent member, but `null` is of another type than the member.
+pub(crate) fn present<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: serde::Deserialize<'de>,
+    D: serde::Deserializer<'de>,
+{
+    T::deserialize(deserializer).map(Some)
+}
+
 #[cfg(test)]
 mod tests;

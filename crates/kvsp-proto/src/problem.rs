@@ -210,8 +210,10 @@ impl Problem {
                 body.insert("type".into(), format!("{TYPE_PREFIX}{}", problem.name()).into());
                 body.insert("title".into(), problem.title().into());
             }
-            ProblemKind::Blank(_) => {
+            ProblemKind::Blank(status) => {
                 body.insert("type".into(), "about:blank".into());
+                // RFC 9457 section 4.2.1: the title of about:blank is the status' own phrase.
+                body.insert("title".into(), status_phrase(status).into());
             }
         }
         body.insert("status".into(), self.status().into());
@@ -275,6 +277,35 @@ impl From<crate::id::BadIdentifier> for Problem {
     }
 }
 
+/// The phrase of the statuses that are answered without a type of their own.
+const fn status_phrase(status: u16) -> &'static str {
+    match status {
+        400 => "Bad Request",
+        401 => "Unauthorized",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        406 => "Not Acceptable",
+        408 => "Request Timeout",
+        409 => "Conflict",
+        412 => "Precondition Failed",
+        413 => "Content Too Large",
+        415 => "Unsupported Media Type",
+        416 => "Range Not Satisfiable",
+        422 => "Unprocessable Content",
+        428 => "Precondition Required",
+        429 => "Too Many Requests",
+        431 => "Request Header Fields Too Large",
+        500 => "Internal Server Error",
+        501 => "Not Implemented",
+        502 => "Bad Gateway",
+        503 => "Service Unavailable",
+        504 => "Gateway Timeout",
+        507 => "Insufficient Storage",
+        _ => "Error",
+    }
+}
+
 /// One item of a batch answer: a status, and a problem or the granted TTL.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BatchItem {
@@ -318,5 +349,6 @@ mod tests {
             "https://iana.org/assignments/http-problem-types#kvsp-storage-full"
         );
         assert_eq!(Problem::blank(428, "x").to_json()["type"], "about:blank");
+        assert_eq!(Problem::blank(428, "x").to_json()["title"], "Precondition Required");
     }
 }

@@ -1,5 +1,6 @@
 //! Leases (draft section 6.6, profile section 5).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -14,6 +15,7 @@ use kvsp_net::Caller;
 use kvsp_net::extract::{PathOf, RequestBody};
 use kvsp_net::reply::{Failure, empty, json};
 use kvsp_proto::digest::sha256;
+use kvsp_proto::id::BlockKey;
 use kvsp_proto::json::from_slice;
 use kvsp_proto::message::{LeaseAnswer, LeaseRequest, RenewRequest};
 use kvsp_proto::path;
@@ -53,7 +55,12 @@ pub(super) async fn create(
         service.measure(&state);
         lease.map_err(problems::lease)?
     };
-    let mut response = json(StatusCode::CREATED, &answer(&lease, now));
+    // What was missing is told once and not kept: no quota would count it.
+    let granted: BTreeSet<_> = lease.granted.iter().map(|name| name.key).collect();
+    let mut told: BTreeSet<BlockKey> = BTreeSet::new();
+    let missing = names.iter().map(|name| name.key).filter(|key| !granted.contains(key) && told.insert(*key));
+    let created = LeaseAnswer { missing: missing.collect(), ..answer(&lease, now) };
+    let mut response = json(StatusCode::CREATED, &created);
     if let Ok(location) = HeaderValue::from_str(&service.base.join(&path::lease(lease.id))) {
         response.headers_mut().insert(LOCATION, location);
     }
@@ -96,12 +103,11 @@ pub(super) async fn release(
 }
 
 fn answer(lease: &Lease<BlockName>, now: Time) -> LeaseAnswer {
-    let keys = |names: &[BlockName]| names.iter().map(|name| name.key).collect();
     LeaseAnswer {
         lease: lease.id,
         ttl_ms: now.millis_until(lease.until),
-        block_keys: keys(&lease.granted),
-        missing: keys(&lease.missing),
+        block_keys: lease.granted.iter().map(|name| name.key).collect(),
+        missing: Vec::new(),
     }
 }
 

@@ -9,12 +9,10 @@ use kvsp_net::auth::Caller;
 use kvsp_net::extract::{PathOf, RequestBody};
 use kvsp_net::principal::Role;
 use kvsp_net::{Failure, reply};
-use kvsp_proto::json;
 use kvsp_proto::message::{InstanceList, InstanceView, StateBody};
 use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_proto::record::{InstanceState, InstanceStatus};
 use kvsp_proto::uri::{BaseUri, HolderUri};
-use serde::Deserialize;
 
 use super::Service;
 use crate::service::ControllerService;
@@ -66,20 +64,6 @@ pub(super) async fn get(
     Ok(reply::json(StatusCode::OK, &InstanceView { status }))
 }
 
-/// `{"state": …}` before its meaning is checked.
-#[derive(Deserialize)]
-struct WireState {
-    state: String,
-}
-
-fn read_state(octets: &[u8]) -> Result<InstanceState, Failure> {
-    use InstanceState::{Active, Draining, Sleeping};
-    let wire: WireState = json::from_slice(octets)?;
-    [Active, Draining, Sleeping].into_iter().find(|state| state.as_str() == wire.state).ok_or_else(|| {
-        Failure::new(ProblemType::InvalidRecord, "member state is not active, draining or sleeping")
-    })
-}
-
 pub(super) async fn put_state(
     State(service): Service,
     Caller(caller): Caller,
@@ -87,8 +71,10 @@ pub(super) async fn put_state(
     body: RequestBody,
 ) -> Result<Response, Failure> {
     caller.require_role(&[Role::Admin])?;
-    let state = read_state(&body.json(&service.limits).await?)?;
-    let ordered = service.instances().set_state(&instance, state, service.now()).map_err(Problem::from)?;
+    let body = StateBody::from_json(&body.json(&service.limits).await?)
+        .map_err(|error| error.into_problem(ProblemType::InvalidRecord))?;
+    let ordered =
+        service.instances().set_state(&instance, body.state, service.now()).map_err(Problem::from)?;
     tell(&service, &instance, ordered).await;
     Ok(reply::json(StatusCode::OK, &StateBody { state: ordered }))
 }

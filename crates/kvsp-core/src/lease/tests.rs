@@ -4,7 +4,7 @@ const LIMITS: LeaseLimits =
     LeaseLimits { max_ttl_ms: 1000, principal_octets: 100, total_octets: 150, principal_leases: 3 };
 
 fn wanted(id: u128, held: &[(u32, u64)]) -> Wanted<u32> {
-    Wanted { id: Uuid::from_u128(id), held: held.to_vec(), missing: vec![], ttl_ms: 500, idempotency: None }
+    Wanted { id: Uuid::from_u128(id), held: held.to_vec(), ttl_ms: 500, idempotency: None }
 }
 
 fn at(ms: u64) -> Time {

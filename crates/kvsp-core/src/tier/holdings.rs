@@ -335,15 +335,13 @@ impl<K: Copy + Ord + Send + std::fmt::Debug + 'static> Holdings<K> {
         let mut wanted = Wanted {
             id: request.id,
             held: Vec::new(),
-            missing: Vec::new(),
             ttl_ms: request.ttl_ms,
             idempotency: request.idempotency.clone(),
         };
         let mut seen = BTreeSet::new();
         for key in request.keys.iter().filter(|key| seen.insert(**key)) {
-            match self.home().and_then(|home| home.octets(key)) {
-                Some(octets) => wanted.held.push((*key, octets)),
-                None => wanted.missing.push(*key),
+            if let Some(octets) = self.home().and_then(|home| home.octets(key)) {
+                wanted.held.push((*key, octets));
             }
         }
         let lease = self.leases.create(principal, wanted, now)?;

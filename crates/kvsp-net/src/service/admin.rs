@@ -1,6 +1,6 @@
-//! The administration listener: liveness, readiness and metrics.
+//! The administration listener: liveness, readiness and metrics. Nothing that it tells is secret, and nothing
+//! can be changed through it; but it is no more for web pages than the protocol is.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,23 +8,10 @@ use axum::Router;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
-use http::request::Parts;
 use http::{HeaderValue, StatusCode};
-use kvsp_proto::problem::Problem;
 
-use crate::auth::Authenticator;
 use crate::metrics::{MEDIA_METRICS, Metrics};
-use crate::principal::Principal;
 use crate::reply::{self, Failure};
-
-/// Nothing that this listener tells is secret, and nothing can be changed through it.
-pub(super) struct Anyone;
-
-impl Authenticator for Anyone {
-    fn authenticate(&self, _parts: &Parts, _peer: SocketAddr) -> Result<Principal, Problem> {
-        Ok(Principal::anonymous())
-    }
-}
 
 pub(super) fn routes(metrics: Metrics, ready: Arc<AtomicBool>) -> Router {
     Router::new()

@@ -39,7 +39,7 @@ pub struct LookupRequest {
     #[serde(default)]
     pub detail: Detail,
     /// Tokens of a block, for `recompute_us` where no descriptor is registered.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::json::present")]
     pub block_tokens: Option<u32>,
 }
 
@@ -106,7 +106,7 @@ pub struct ReplicaName {
     /// Its holder.
     pub holder: HolderUri,
     /// Orders the withdrawal among the replica's records.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::json::present")]
     pub seq: Option<u64>,
 }
 

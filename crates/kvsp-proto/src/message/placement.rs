@@ -5,7 +5,8 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use crate::id::{BlockKey, CompatId, ScopeId};
-use crate::record::{InstanceState, InstanceStatus};
+use crate::json;
+use crate::record::{InstanceState, InstanceStatus, RecordError};
 use crate::uri::BaseUri;
 
 /// `{"state": …}`: the answer to a status and the body of `PUT state`.
@@ -13,6 +14,25 @@ use crate::uri::BaseUri;
 pub struct StateBody {
     /// The state.
     pub state: InstanceState,
+}
+
+impl StateBody {
+    /// Read a state that is ordered.
+    ///
+    /// # Errors
+    /// [`RecordError`]; invalid for anything but `active`, `draining` or `sleeping`.
+    pub fn from_json(body: &[u8]) -> Result<Self, RecordError> {
+        #[derive(Deserialize)]
+        #[serde(expecting = "an object")]
+        struct Wire {
+            state: String,
+        }
+        use InstanceState::{Active, Draining, Sleeping};
+        let wire: Wire = json::from_slice(body)?;
+        let state = [Active, Draining, Sleeping].into_iter().find(|state| state.as_str() == wire.state);
+        let why = "member state is not active, draining or sleeping";
+        state.map(|state| Self { state }).ok_or_else(|| RecordError::Invalid(why.to_owned()))
+    }
 }
 
 /// `POST {pc}placements`.
@@ -27,7 +47,7 @@ pub struct PlacementRequest {
     /// Prompt tokens.
     pub tokens: u64,
     /// The front end's name for the request.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::json::present")]
     pub request_ref: Option<String>,
     /// Whether a session is wanted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

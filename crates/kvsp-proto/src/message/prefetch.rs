@@ -31,7 +31,7 @@ pub struct PrefetchDirective {
     #[serde(deserialize_with = "crate::id::uuid")]
     pub directive: Uuid,
     /// Ties the directive to a request.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::json::present")]
     pub request_ref: Option<String>,
     /// The scope of the keys.
     pub scope_id: ScopeId,

@@ -85,6 +85,7 @@ pub struct ReplicaRecord {
 
 /// The members as they are on the wire, before their meaning is checked.
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct Wire {
     block_key: BlockKey,
     compat_id: CompatId,
@@ -93,25 +94,26 @@ struct Wire {
     codec: u16,
     size: u64,
     digest: NamedDigest,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json::present")]
     layer_digests: Option<Vec<Digest>>,
     residency: Vec<WireResidency>,
     ttl_ms: u64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json::present")]
     seq: Option<u64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json::present")]
     holder_epoch: Option<u64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json::present")]
     producer: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json::present")]
     moqt_namespace: Option<String>,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct WireResidency {
     tier: String,
     layers: (u32, u32),
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json::present")]
     read_mbit_per_s: Option<f64>,
 }
 

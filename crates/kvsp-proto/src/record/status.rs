@@ -96,6 +96,7 @@ pub struct InstanceStatus {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct Wire {
     instance: String,
     epoch: u64,
@@ -117,15 +118,16 @@ struct Wire {
     #[serde(default)]
     requested_state: Option<String>,
     ttl_ms: u64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json::present")]
     seq: Option<u64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json::present")]
     mean_service_us: Option<f64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "json::present")]
     compat_ids: Option<Vec<CompatId>>,
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object")]
 struct WireLink {
     holder: String,
     mbit_per_s: f64,

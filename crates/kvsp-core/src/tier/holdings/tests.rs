@@ -28,7 +28,7 @@ fn a_leased_block_is_not_evicted_until_its_lease_ends() {
         put(&mut holdings, key, at(0)).unwrap();
     }
     let granted = lease(&mut holdings, 1, &[1, 9, 1], at(0)).unwrap();
-    assert_eq!((&*granted.granted, &*granted.missing), ([1].as_slice(), [9].as_slice()));
+    assert_eq!(&*granted.granted, [1].as_slice(), "9 is not held");
     assert_eq!(put(&mut holdings, 5, at(499)), Ok(vec![2]));
     assert_eq!(holdings.remove(&1, at(499)), Removed::Leased);
     assert_eq!(put(&mut holdings, 6, at(500)), Ok(vec![3]));

@@ -103,6 +103,12 @@ impl Fleet {
         for address in [&mut config.listen, &mut config.admin_listen] {
             *address = nth_port(*address, nth)?;
         }
+        if self.started.is_empty() {
+            tracing::warn!(
+                insecure = config.insecure,
+                "development mode: no credentials are configured, every caller may do everything"
+            );
+        }
         let authenticator = if config.insecure { Development::insecure() } else { Development::new() };
         let bound = Service::bind(config, Arc::new(authenticator)).await?;
         let ready = Arc::new(AtomicBool::new(false));
