@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 
 /// The root of the workspace.
 pub(crate) fn root() -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest.parent().unwrap_or(manifest).to_path_buf()
+    // Cargo tells where it runs this; the place where it was compiled may be another checkout's, where two
+    // share a target directory.
+    let running = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let manifest = running.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf());
+    manifest.parent().map_or_else(|| manifest.clone(), Path::to_path_buf)
 }
 
 /// The directory of everything built or fetched.

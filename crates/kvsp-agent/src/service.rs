@@ -114,6 +114,14 @@ pub async fn serve<E: Engine>(
         config,
     });
     metrics::register(&metrics, &agent);
+    for (peer, without) in [
+        (&agent.config.index, "no index is configured: nothing can be prefetched"),
+        (&agent.config.controller, "no controller is configured: no gateway finds this instance"),
+    ] {
+        if peer.is_none() {
+            tracing::warn!("{without}");
+        }
+    }
     register_descriptor(&agent).await;
 
     // The blocks outlive the listeners: replicas are withdrawn only after the last request has ended.

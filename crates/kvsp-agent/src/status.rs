@@ -73,15 +73,15 @@ pub(crate) async fn run(agent: Arc<Agent>, stop: CancellationToken) {
         let send = |to: Option<BaseUri>| {
             let (client, status) = (agent.client.clone(), status.clone());
             async move {
-                let answer = tokio::time::timeout(period, client.put_status(&to?, &status)).await;
-                match answer {
+                let to = to?;
+                match tokio::time::timeout(period, client.put_status(&to, &status)).await {
                     Ok(Ok(answer)) => Some(answer.state),
                     Ok(Err(error)) => {
-                        tracing::warn!(%error, "a status report was not taken");
+                        tracing::warn!(%to, %error, "a status report was not taken");
                         None
                     }
                     Err(_) => {
-                        tracing::warn!("a status report took too long");
+                        tracing::warn!(%to, "a status report took too long");
                         None
                     }
                 }

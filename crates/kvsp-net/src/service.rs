@@ -30,7 +30,7 @@ use dispatch::Dispatch;
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Without credentials only loopback may be bound, unless the insecure flag is given.
-    #[error("{0} is not a loopback address; without credentials this needs the insecure flag")]
+    #[error("{0} is not a loopback address; without credentials this needs the insecure flag (--insecure)")]
     NotLoopback(SocketAddr),
     /// The base path is not `/`, `/a/`, `/a/b/`… of unreserved characters.
     #[error("the base path {0:?} must begin and end in '/' and have only unreserved characters between")]
