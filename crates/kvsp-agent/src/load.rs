@@ -1,6 +1,6 @@
 //! Carrying out a prefetch directive: lease, fetch layer by layer, verify, place, publish.
 //!
-//! What may enter the engine is decided here, and only in [`layer::admit`]: a layer whose container agrees
+//! What may enter the engine is decided here, and only in [`layer::ArrivedLayer::admit`]: a layer that agrees
 //! with the instance's own descriptor and whose digest is the one that the Replica Record of its source
 //! lists (profile section 5).
 

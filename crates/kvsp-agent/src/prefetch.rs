@@ -1,5 +1,6 @@
 //! `prefetch` and its status resources (draft section 6.5).
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::extract::State;
@@ -10,6 +11,7 @@ use kvsp_core::prefetch::{Admission, Directive, DirectiveTable};
 use kvsp_net::extract::{PathOf, RequestBody};
 use kvsp_net::principal::Role;
 use kvsp_net::{Caller, Failure, reply};
+use kvsp_proto::id::BlockKey;
 use kvsp_proto::message::{DirectiveState, PrefetchDirective};
 use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_proto::{json, path};
@@ -106,11 +108,11 @@ async fn start(agent: &Arc<Agent>, body: PrefetchDirective) -> Result<Response, 
         .expect(body.scope_id, keys, pin)
         .await
         .map_err(|_| Failure(Problem::new(ProblemType::Overloaded, "the engine has stopped")))?;
-    let mut resident = body.blocks.iter().zip(&expected).filter_map(|(block, answer)| {
+    let held = body.blocks.iter().zip(&expected).filter_map(|(block, answer)| {
         let key = ScopedKey { scope: body.scope_id, key: block.block_key };
         (*answer == Expectation::Resident || agent.host_holds(&key)).then_some(block.block_key)
     });
-    let held: std::collections::BTreeSet<_> = resident.by_ref().collect();
+    let held: BTreeSet<BlockKey> = held.collect();
     let directive = Directive::new(body.clone(), |key| held.contains(key), now);
     let load = Arc::new(Load::new(agent.clone(), directive, &expected));
     let id = body.directive;
