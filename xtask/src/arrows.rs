@@ -8,16 +8,18 @@ use crate::error::TaskError;
 use crate::workspace;
 
 /// What each room may depend on. Test dependencies are free, and `kvsp-testkit` is for them alone.
-const ALLOWED: [(&str, &[&str]); 16] = [
-    ("kvsp-proto", &[]),
+const ALLOWED: [(&str, &[&str]); 18] = [
+    ("kvsp-hash", &[]),
+    ("kvsp-buffer", &[]),
+    ("kvsp-proto", &["kvsp-hash"]),
     ("kvsp-openai", &[]),
     ("kvsp-core", &["kvsp-proto"]),
-    ("kvsp-store", &["kvsp-proto"]),
-    ("kvsp-client", &["kvsp-proto"]),
+    ("kvsp-store", &["kvsp-proto", "kvsp-buffer"]),
+    ("kvsp-client", &["kvsp-proto", "kvsp-buffer"]),
     ("kvsp-engine", &["kvsp-proto"]),
     ("kvsp-llama", &["kvsp-proto", "kvsp-engine"]),
-    ("kvsp-net", &["kvsp-proto", "kvsp-core"]),
-    ("kvsp-blocks", &["kvsp-proto", "kvsp-core", "kvsp-store", "kvsp-net", "kvsp-client"]),
+    ("kvsp-net", &["kvsp-proto", "kvsp-core", "kvsp-buffer"]),
+    ("kvsp-blocks", &["kvsp-proto", "kvsp-core", "kvsp-store", "kvsp-net", "kvsp-client", "kvsp-buffer"]),
     ("kvsp-index", &["kvsp-proto", "kvsp-core", "kvsp-store", "kvsp-net"]),
     ("kvsp-holder", &["kvsp-proto", "kvsp-core", "kvsp-store", "kvsp-net", "kvsp-client", "kvsp-blocks"]),
     ("kvsp-controller", &["kvsp-proto", "kvsp-core", "kvsp-store", "kvsp-net", "kvsp-client"]),
@@ -32,6 +34,7 @@ const ALLOWED: [(&str, &[&str]); 16] = [
             "kvsp-blocks",
             "kvsp-engine",
             "kvsp-openai",
+            "kvsp-buffer",
         ],
     ),
     ("kvsp-gateway", &["kvsp-proto", "kvsp-core", "kvsp-net", "kvsp-client", "kvsp-engine", "kvsp-openai"]),
@@ -52,6 +55,8 @@ const ALLOWED: [(&str, &[&str]); 16] = [
             "kvsp-engine",
             "kvsp-llama",
             "kvsp-openai",
+            "kvsp-buffer",
+            "kvsp-hash",
         ],
     ),
     ("kvsp-testkit", &["kvsp-proto", "kvsp-net", "kvsp-client"]),
