@@ -1,6 +1,7 @@
 //! Registered descriptors, and what they say about records (profile section 2).
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use kvsp_proto::descriptor::{Descriptor, DescriptorError};
@@ -123,6 +124,12 @@ impl Descriptors {
     #[must_use]
     pub fn get(&self, compat: CompatId) -> Option<&Arc<Descriptor>> {
         self.known.get(&compat)
+    }
+
+    /// The descriptors after a Compatibility ID, in the order of their IDs; from the first with `None`.
+    pub fn after(&self, compat: Option<CompatId>) -> impl Iterator<Item = (CompatId, &Arc<Descriptor>)> {
+        let from = compat.map_or(Bound::Unbounded, Bound::Excluded);
+        self.known.range((from, Bound::Unbounded)).map(|(compat, descriptor)| (*compat, descriptor))
     }
 
     /// Checks a record against the geometry of its compatibility, where that is known.

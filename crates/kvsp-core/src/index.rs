@@ -5,12 +5,15 @@
 //! table finds the chain of a block. Deadlines are checked on every read, so that reclaiming what has
 //! expired ([`Index::expire`]) may lag without being seen.
 
+mod changes;
 mod config;
+mod ending;
 mod expiry;
 mod holders;
 mod lookup;
 mod pool;
 mod slot;
+mod snapshot;
 mod table;
 mod view;
 mod write;
@@ -20,10 +23,14 @@ mod model;
 #[cfg(test)]
 mod tests;
 
+pub use changes::{Change, ChangeKind, Changes};
 pub use config::{IndexConfig, IndexError, Published, Publisher};
 pub use lookup::Lookup;
+pub use snapshot::{RestoreError, SnapshotCursor, SnapshotEntry};
 pub(crate) use view::covers;
 pub use view::{BlockView, ReplicaView};
+
+use std::collections::VecDeque;
 
 use kvsp_proto::descriptor::Descriptor;
 use kvsp_proto::id::{BlockKey, CompatId, ScopeId};
@@ -32,6 +39,7 @@ use kvsp_proto::uri::HolderUri;
 
 use crate::descriptors::{DescriptorRefusal, Descriptors};
 use crate::time::Time;
+use changes::Ring;
 use expiry::Expiry;
 use holders::Holders;
 use pool::Pool;
@@ -56,6 +64,9 @@ pub struct Index {
     texts: Pool<Box<str>>,
     holders: Holders,
     expiry: Expiry,
+    /// Slots that make way where room is needed, those that began to first; some were filled since.
+    yielding: VecDeque<SlotId>,
+    changes: Ring,
     records: usize,
 }
 
@@ -73,6 +84,8 @@ impl Index {
             texts: Pool::default(),
             holders: Holders::default(),
             expiry: Expiry::default(),
+            yielding: VecDeque::new(),
+            changes: Ring::new(config.max_changes),
             records: 0,
             config,
         }

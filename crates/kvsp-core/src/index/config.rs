@@ -9,7 +9,7 @@ use crate::descriptors::GeometryError;
 pub struct IndexConfig {
     /// Most records and tombstones together.
     pub max_records: usize,
-    /// Most records and tombstones of one holder.
+    /// Most records and tombstones of one holder; memory of `seq` that makes way for records is not counted.
     pub max_records_per_holder: usize,
     /// Most records of one block; the chain of a block is walked on every write to it.
     pub max_replicas_per_block: usize,
@@ -19,8 +19,11 @@ pub struct IndexConfig {
     pub max_holders: usize,
     /// Most descriptors.
     pub max_descriptors: usize,
-    /// The longest TTL granted, in ms; also how long a tombstone or a holder's epoch is remembered.
+    /// The longest TTL granted, in ms; also how long the `seq` of a record that ended, or the epoch of a
+    /// holder without records, is remembered.
     pub max_ttl_ms: u64,
+    /// Changes kept for readers of the feed.
+    pub max_changes: usize,
 }
 
 impl Default for IndexConfig {
@@ -33,6 +36,7 @@ impl Default for IndexConfig {
             max_holders: 65_536,
             max_descriptors: 1024,
             max_ttl_ms: 3_600_000,
+            max_changes: 65_536,
         }
     }
 }

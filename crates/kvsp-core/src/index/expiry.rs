@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::Index;
 use super::slot::{Slot, SlotId};
+use super::{ChangeKind, Index};
 use crate::time::Time;
 
 /// A tick is 2^20 µs: reclaiming may lag by about a second, which no reader sees.
@@ -76,7 +76,10 @@ impl Index {
                 let deadline = slot.deadline;
                 self.expiry.queue(id, deadline, None);
             } else {
-                self.remove(id, now);
+                self.end(id, ChangeKind::Expire, now);
+                if let Some(until) = self.slot(id).filter(|slot| !slot.is_free()).map(|slot| slot.deadline) {
+                    self.expiry.queue(id, until, None);
+                }
             }
         }
         let used = self.used();

@@ -1,6 +1,7 @@
 //! The holders of records: their epochs, their counts and the rings of their slots.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use kvsp_proto::uri::HolderUri;
 
@@ -10,11 +11,13 @@ use crate::time::Time;
 /// What the index knows of one holder.
 #[derive(Debug)]
 pub(super) struct Holder {
-    pub(super) uri: HolderUri,
+    pub(super) uri: Arc<HolderUri>,
     /// The highest `holder_epoch` seen.
     pub(super) epoch: Option<u64>,
     /// Slots of this holder, tombstones among them.
     pub(super) slots: usize,
+    /// Those among them that make way for records.
+    pub(super) yielding: usize,
     /// One of them.
     pub(super) first: SlotId,
     /// When a holder without slots is forgotten, with its epoch.
@@ -45,6 +48,16 @@ impl Holders {
         self.entries.get_mut(id as usize)?.as_mut()
     }
 
+    /// Until when a holder is remembered at least; one with slots has until `else_at`.
+    pub(super) fn remembered_until(&self, holder: &Holder, else_at: Time) -> Time {
+        if holder.slots > 0 { else_at } else { holder.forget_at }
+    }
+
+    /// One more than the highest number given.
+    pub(super) const fn end(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
     /// Holders known.
     pub(super) fn len(&self) -> usize {
         self.ids.len()
@@ -59,7 +72,15 @@ impl Holders {
             self.entries.push(None);
             (self.entries.len() - 1) as u32
         });
-        let holder = Holder { uri: uri.clone(), epoch: None, slots: 0, first: NONE, forget_at, queued: true };
+        let holder = Holder {
+            uri: Arc::new(uri.clone()),
+            epoch: None,
+            slots: 0,
+            yielding: 0,
+            first: NONE,
+            forget_at,
+            queued: true,
+        };
         if let Some(entry) = self.entries.get_mut(id as usize) {
             *entry = Some(holder);
         }
@@ -91,7 +112,7 @@ impl Holders {
                 let again = holder.forget_at;
                 self.idle.push_back((again, id));
             } else if let Some(holder) = self.entries.get_mut(id as usize).and_then(Option::take) {
-                self.ids.remove(&holder.uri);
+                self.ids.remove(&*holder.uri);
                 self.free.push(id);
             }
         }

@@ -9,7 +9,7 @@ use kvsp_proto::record::{LayerSpan, ReplicaRecord, Residency};
 use kvsp_proto::registry::{Codec, Tier};
 use kvsp_proto::uri::HolderUri;
 
-use super::{Index, IndexConfig, IndexError, Publisher};
+use super::{ChangeKind, Changes, Index, IndexConfig, IndexError, Publisher};
 use crate::time::Time;
 
 const MAX_TTL_MS: u64 = 20_000;
@@ -47,9 +47,28 @@ fn name_of(record: &ReplicaRecord) -> Name {
 }
 
 impl Model {
+    /// A record's `seq` outlives it by the longest TTL.
     fn forget(&mut self, now: Time) {
-        self.records.retain(|(_, deadline)| *deadline > now);
+        let (live, ended): (Vec<_>, Vec<_>) =
+            self.records.drain(..).partition(|(_, deadline)| *deadline > now);
+        self.records = live;
+        for (record, deadline) in ended {
+            self.remember(&record, deadline);
+        }
         self.tombstones.retain(|_, (_, deadline)| *deadline > now);
+    }
+
+    fn remember(&mut self, record: &ReplicaRecord, ended: Time) {
+        let memory = record.seq.map(|seq| (name_of(record), (seq, ended.after_millis(MAX_TTL_MS))));
+        self.tombstones.extend(memory);
+    }
+
+    fn delete_holder(&mut self, holder: &HolderUri, now: Time) {
+        let (kept, ended): (Vec<_>, Vec<_>) = self.records.drain(..).partition(|(r, _)| r.holder != *holder);
+        self.records = kept;
+        for (record, _) in ended {
+            self.remember(&record, now);
+        }
     }
 
     fn known_seq(&self, name: &Name) -> Option<u64> {
@@ -197,11 +216,79 @@ fn check(index: &Index, model: &Model, dice: &mut Dice, now: Time) {
     }
 }
 
+/// What a reader sees of a record, but for the time that is left.
+fn seen(record: &ReplicaRecord) -> ReplicaRecord {
+    ReplicaRecord { ttl_ms: 1, seq: None, holder_epoch: None, ..record.clone() }
+}
+
+/// One that knows the index by its feed of changes, and asks for a record only when it is told of it.
+#[derive(Default)]
+struct Follower {
+    cursor: u64,
+    records: BTreeMap<Name, Option<ReplicaRecord>>,
+}
+
+impl Follower {
+    fn follow(&mut self, index: &Index, dice: &mut Dice, now: Time) -> Vec<ChangeKind> {
+        let mut kinds = Vec::new();
+        loop {
+            let Changes::Events { events, next } =
+                index.changes_since(self.cursor, 1 + dice.roll(3) as usize)
+            else {
+                panic!("a gap, though every change was read at once");
+            };
+            if events.is_empty() {
+                return kinds;
+            }
+            for event in events {
+                assert_eq!(event.number, self.cursor);
+                self.cursor += 1;
+                let name = (event.compat, event.scope, event.key, HolderUri::clone(&event.holder));
+                let known = match event.kind {
+                    ChangeKind::Publish => {
+                        let record = index.get(name.0, name.1, name.2, &name.3, now);
+                        self.records.insert(name, record.map(|record| seen(&record)));
+                        true
+                    }
+                    ChangeKind::Withdraw | ChangeKind::Expire => self.records.remove(&name).is_some(),
+                };
+                assert!(known, "an end follows a beginning");
+                kinds.push(event.kind);
+            }
+            assert_eq!(next, self.cursor);
+        }
+    }
+
+    /// What is live is known, as it is.
+    fn check(&self, model: &Model) {
+        for (record, _) in &model.records {
+            assert_eq!(self.records.get(&name_of(record)), Some(&Some(seen(record))));
+        }
+    }
+}
+
+/// An index in the state of another, by way of a snapshot in pieces.
+fn restart(index: &Index, dice: &mut Dice, now: Time) -> Index {
+    let mut restored = Index::new(index.config, [dice.roll(u64::MAX), 5, 6, 7]);
+    let mut after = None;
+    loop {
+        let (entries, next) = index.snapshot(after, dice.roll(9) as usize, now);
+        for entry in entries {
+            assert_eq!(restored.restore(entry, now), Ok(true), "a snapshot has nothing that has ended");
+        }
+        if next.is_none() {
+            return restored;
+        }
+        after = next;
+    }
+}
+
 fn soak(seed: u64, operations: u64) {
     let mut dice = Dice(seed);
     let config = IndexConfig { max_ttl_ms: MAX_TTL_MS, ..IndexConfig::default() };
     let mut index = Index::new(config, [seed, 2, 3, 4]);
     let mut model = Model::default();
+    let mut follower = Follower::default();
     // Epochs are forgotten some time after the last record; the model remembers them for ever, so a
     // record of long TTL pins every holder.
     let mut now = Time::from_millis(dice.roll(10_000));
@@ -212,8 +299,13 @@ fn soak(seed: u64, operations: u64) {
             0..=5 => {
                 let record = record(&mut dice);
                 let by = if dice.one_in(5) { Publisher::Delegate } else { Publisher::Holder };
-                let got = index.put(&record, by, now);
-                assert_eq!(got.map(|p| p.created), model.put(&record, by, now), "operation {operation}");
+                let before = model.records.iter().find(|(r, _)| name_of(r) == name_of(&record)).cloned();
+                let got = index.put(&record, by, now).map(|published| published.created);
+                assert_eq!(got, model.put(&record, by, now), "operation {operation}");
+                let news = got.is_ok() && before.is_none_or(|(before, _)| seen(&before) != seen(&record));
+                let mut published = follower.follow(&index, &mut dice, now);
+                published.retain(|kind| *kind == ChangeKind::Publish);
+                assert_eq!(published.len(), usize::from(news), "operation {operation}");
             }
             6 | 7 => {
                 let (compat_id, scope_id, block_key, holder) = name(&mut dice);
@@ -224,16 +316,22 @@ fn soak(seed: u64, operations: u64) {
             8 if dice.one_in(20) => {
                 let (.., holder) = name(&mut dice);
                 index.delete_holder(&holder, now);
-                model.records.retain(|(r, _)| r.holder != holder);
+                model.delete_holder(&holder, now);
+            }
+            8 if dice.one_in(20) => {
+                index = restart(&index, &mut dice, now);
+                follower = Follower::default();
             }
             _ => {
                 index.expire(now, dice.roll(20) as usize);
             }
         }
         check(&index, &model, &mut dice, now);
+        follower.follow(&index, &mut dice, now);
+        follower.check(&model);
         assert!(index.len() >= model.records.len());
     }
-    index.expire(now.after_millis(2 * MAX_TTL_MS), usize::MAX);
+    index.expire(now.after_millis(3 * MAX_TTL_MS), usize::MAX);
     assert_eq!((index.used(), index.spaces.len(), index.texts.len()), (0, 0, 0), "nothing leaks");
 }
 

@@ -20,6 +20,10 @@ const NO_SEQ: u64 = u64::MAX;
 const HEAD: u8 = 1;
 const TOMBSTONE: u8 = 2;
 const HAS_EPOCH: u8 = 4;
+/// A tombstone that makes way where room is needed.
+const YIELDS: u8 = 8;
+/// The slot is in the queue of those that make way; it may have been filled since.
+const QUEUED: u8 = 16;
 
 /// What resides in one tier. The rate is NaN where the record gives none.
 #[derive(Debug, Clone, Copy)]
@@ -50,6 +54,14 @@ impl Held {
     pub(super) const fn is_volatile(self) -> bool {
         matches!(self.tier, Tier::Device | Tier::Host)
     }
+}
+
+/// What the end of a holder's process took of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dropped {
+    Nothing,
+    Some,
+    All,
 }
 
 /// A record, a tombstone, or a free slot (neither head nor in any chain).
@@ -118,39 +130,52 @@ impl Slot {
         self.seq = record.seq.unwrap_or(NO_SEQ);
         self.codec = record.codec;
         self.set_held(record.residency.iter().map(Held::of));
-        self.flags &= !(TOMBSTONE | HAS_EPOCH);
+        self.flags &= !(TOMBSTONE | HAS_EPOCH | YIELDS);
         if record.holder_epoch.is_some() {
             self.flags |= HAS_EPOCH;
         }
     }
 
     /// Becomes a tombstone that remembers `seq` until `deadline`; the links stay.
-    pub(super) fn bury(&mut self, seq: u64, deadline: Time) {
+    pub(super) fn bury(&mut self, seq: u64, deadline: Time, yields: bool) {
         self.layer_digests = None;
         self.rest = None;
         self.seq = seq;
         self.deadline = deadline;
-        self.flags = self.flags & !HAS_EPOCH | TOMBSTONE;
+        self.flags = self.flags & !(HAS_EPOCH | YIELDS) | TOMBSTONE;
+        self.set_yields(yields);
     }
 
     /// Becomes free.
     pub(super) fn clear(&mut self) {
         self.layer_digests = None;
         self.rest = None;
-        self.flags = TOMBSTONE;
+        self.flags = self.flags & QUEUED | TOMBSTONE;
         self.next = NONE;
         self.holder = NONE;
     }
 
-    /// Drops what only the holder's process held; `false` where nothing is left.
-    pub(super) fn drop_volatile(&mut self) -> bool {
+    /// Drops what only the holder's process held.
+    pub(super) fn drop_volatile(&mut self) -> Dropped {
         if !self.held().any(Held::is_volatile) {
-            return true;
+            return Dropped::Nothing;
         }
         let kept: Vec<Held> = self.held().filter(|held| !held.is_volatile()).collect();
-        let any = !kept.is_empty();
+        if kept.is_empty() {
+            return Dropped::All;
+        }
         self.set_held(kept.into_iter());
-        any
+        Dropped::Some
+    }
+
+    /// Whether a reader sees the same in this record as in `record`, but for the texts.
+    pub(super) fn says(&self, record: &ReplicaRecord) -> bool {
+        let digests = self.layer_digests.as_deref();
+        self.digest == record.digest.0
+            && digests.map(<[_]>::len) == record.layer_digests.as_ref().map(Vec::len)
+            && self.size == record.size
+            && self.codec == record.codec
+            && self.held().map(Held::to_residency).eq(record.residency.iter().cloned())
     }
 
     fn set_held(&mut self, mut held: impl Iterator<Item = Held>) {
@@ -190,6 +215,21 @@ impl Slot {
 
     pub(super) const fn is_free(&self) -> bool {
         self.holder == NONE
+    }
+
+    pub(super) const fn yields(&self) -> bool {
+        self.flags & YIELDS != 0
+    }
+
+    pub(super) const fn set_yields(&mut self, yields: bool) {
+        self.flags = if yields { self.flags | YIELDS } else { self.flags & !YIELDS };
+    }
+
+    /// Marks the slot as queued, or not; tells whether it was.
+    pub(super) const fn set_queued(&mut self, queued: bool) -> bool {
+        let before = self.flags & QUEUED != 0;
+        self.flags = if queued { self.flags | QUEUED } else { self.flags & !QUEUED };
+        before
     }
 
     pub(super) const fn has_epoch(&self) -> bool {

@@ -9,6 +9,9 @@ use serde_json::json;
 use super::{Index, IndexConfig, IndexError, Published, Publisher};
 use crate::time::Time;
 
+mod feed;
+mod memory;
+
 const COMPAT: CompatId = CompatId([7; 32]);
 const SCOPE: ScopeId = ScopeId([8; 16]);
 const START: Time = Time::from_millis(1_000);
@@ -241,8 +244,11 @@ fn a_higher_holder_epoch_drops_what_is_older() {
         Err(IndexError::StaleEpoch { known: 4 }),
         "the epoch outlives the records"
     );
-    index.expire(START.after_millis(20_000), 100);
-    assert!(put(&mut index, &with(1, Some(3), None), START.after_millis(20_000)).is_ok());
+    // The seq of block 2 is remembered for 10 s, and the holder for 10 s after that.
+    index.expire(START.after_millis(12_000), 100);
+    assert!(put(&mut index, &with(1, Some(3), None), START.after_millis(20_000)).is_err());
+    index.expire(START.after_millis(22_000), 100);
+    assert!(put(&mut index, &with(1, Some(3), None), START.after_millis(22_000)).is_ok());
 }
 
 #[test]

@@ -88,13 +88,17 @@ pub(crate) fn covers(spans: impl Iterator<Item = LayerSpan>, layers: u32) -> boo
 }
 
 impl<'a> ReplicaView<'a> {
+    pub(super) const fn new(index: &'a Index, slot: &'a Slot, owner: &'a Holder, now: Time) -> Self {
+        Self { index, slot, owner, now }
+    }
+
     pub(super) const fn is_of(&self, holder: u32) -> bool {
         self.slot.holder == holder
     }
 
     /// Who holds it.
     #[must_use]
-    pub const fn holder(&self) -> &'a HolderUri {
+    pub fn holder(&self) -> &'a HolderUri {
         &self.owner.uri
     }
 
@@ -117,9 +121,45 @@ impl<'a> ReplicaView<'a> {
     }
 
     /// What resides where.
+    pub fn residency(&self) -> impl Iterator<Item = Residency> + use<'a> {
+        self.slot.held().map(Held::to_residency)
+    }
+
+    /// Its layer digests, in the order of layers.
     #[must_use]
-    pub fn residency(&self) -> Vec<Residency> {
-        self.slot.held().map(Held::to_residency).collect()
+    pub fn layer_digests(&self) -> Option<&'a [Digest]> {
+        self.slot.layer_digests.as_deref()
+    }
+
+    /// What remains of its TTL, in ms; at least 1.
+    #[must_use]
+    pub fn ttl_ms(&self) -> u64 {
+        // A live record has some time left, however little: 0 is no TTL.
+        self.now.millis_until(self.slot.deadline).max(1)
+    }
+
+    /// Its `seq`.
+    #[must_use]
+    pub fn seq(&self) -> Option<u64> {
+        self.slot.seq()
+    }
+
+    /// Its `holder_epoch`.
+    #[must_use]
+    pub fn holder_epoch(&self) -> Option<u64> {
+        self.owner.epoch.filter(|_| self.slot.has_epoch())
+    }
+
+    /// Who made the block.
+    #[must_use]
+    pub fn producer(&self) -> Option<&'a str> {
+        self.index.texts.get(self.slot.producer).map(AsRef::as_ref)
+    }
+
+    /// The MOQT namespace under which it is served.
+    #[must_use]
+    pub fn moqt_namespace(&self) -> Option<&'a str> {
+        self.index.texts.get(self.slot.namespace).map(AsRef::as_ref)
     }
 
     /// The record, with its remaining TTL; without layer digests unless asked for.
@@ -127,23 +167,21 @@ impl<'a> ReplicaView<'a> {
     pub fn to_record(&self, digests: bool) -> ReplicaRecord {
         let (index, slot) = (self.index, self.slot);
         let (compat_id, scope_id) = index.spaces.get(slot.space).copied().unwrap_or_default();
-        let text = |id| index.texts.get(id).map(ToString::to_string);
         ReplicaRecord {
             block_key: slot.key,
             compat_id,
             scope_id,
-            holder: self.owner.uri.clone(),
+            holder: HolderUri::clone(&self.owner.uri),
             codec: slot.codec,
             size: slot.size,
             digest: NamedDigest(slot.digest),
             layer_digests: slot.layer_digests.as_ref().filter(|_| digests).map(|list| list.to_vec()),
-            residency: self.residency(),
-            // A live record has some time left, however little: 0 is no TTL.
-            ttl_ms: self.now.millis_until(slot.deadline).max(1),
-            seq: slot.seq(),
-            holder_epoch: self.owner.epoch.filter(|_| slot.has_epoch()),
-            producer: text(slot.producer),
-            moqt_namespace: text(slot.namespace),
+            residency: self.residency().collect(),
+            ttl_ms: self.ttl_ms(),
+            seq: self.seq(),
+            holder_epoch: self.holder_epoch(),
+            producer: self.producer().map(ToOwned::to_owned),
+            moqt_namespace: self.moqt_namespace().map(ToOwned::to_owned),
         }
     }
 }

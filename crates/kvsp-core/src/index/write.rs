@@ -8,8 +8,12 @@ use kvsp_proto::record::ReplicaRecord;
 use kvsp_proto::uri::HolderUri;
 
 use super::slot::{NONE, Slot, SlotId};
-use super::{Index, IndexError, Published, Publisher};
+use super::snapshot::name_of;
+use super::{ChangeKind, Index, IndexConfig, IndexError, Published, Publisher};
 use crate::time::Time;
+
+/// Slots looked at to make room for one.
+const BUDGET: usize = 256;
 
 impl Index {
     /// Takes a record, or refreshes the one that is there (draft section 6.1). The record's members must
@@ -21,97 +25,44 @@ impl Index {
     /// # Errors
     /// [`IndexError`]; a refused record changes nothing but the time of what had expired anyway.
     pub fn put(&mut self, record: &ReplicaRecord, by: Publisher, now: Time) -> Result<Published, IndexError> {
+        let ttl_ms = record.ttl_ms.min(self.config.max_ttl_ms);
+        let created = self.put_until(record, by, now.after_millis(ttl_ms), now)?;
+        Ok(Published { created, ttl_ms })
+    }
+
+    /// Takes a record that ends at `deadline`, or earlier where the longest TTL ends; `true` where there was
+    /// no live one.
+    pub(super) fn put_until(
+        &mut self,
+        record: &ReplicaRecord,
+        by: Publisher,
+        deadline: Time,
+        now: Time,
+    ) -> Result<bool, IndexError> {
+        let deadline = deadline.min(now.after_millis(self.config.max_ttl_ms));
         self.descriptors.check(record)?;
         let max = self.config.max_residency_ranges;
         if record.residency.len() > max {
             return Err(IndexError::TooManyRanges { max });
         }
         self.check_epoch(record, by)?;
-        let ttl_ms = record.ttl_ms.min(self.config.max_ttl_ms);
-        let deadline = now.after_millis(ttl_ms);
         let found = self.find(record);
-        let outdates = self.outdates(record);
+        let outdates = record.holder_epoch.filter(|_| record.holder_epoch > self.epoch_of(&record.holder));
         if let Some(slot) = found.and_then(|id| self.slot(id))
-            && slot.deadline > now
-            && !(outdates && (slot.has_epoch() || slot.is_tombstone()))
+            && !(outdates.is_some() && (slot.has_epoch() || !slot.is_live(now)))
         {
-            check_seq(slot, record.seq)?;
+            check_seq(self.memory_of(slot, now).map(|(seq, _)| seq), record.seq)?;
         }
         if found.is_none() {
             self.make_room(record, now)?;
         }
-        if outdates {
-            self.raise_epoch(record, now);
+        if let Some(epoch) = outdates {
+            self.raise_epoch(&record.holder, epoch, now.after_millis(self.config.max_ttl_ms), now);
         }
-        let found = self.find(record);
-        let created = match found {
+        Ok(match self.find(record) {
             Some(id) => self.refill(id, record, deadline, now),
             None => self.insert(record, deadline, now),
-        };
-        Ok(Published { created, ttl_ms })
-    }
-
-    /// Withdraws a record; `true` where there was a live one. Idempotent. With a `seq`, a tombstone
-    /// refuses older records of this replica for the longest TTL.
-    ///
-    /// # Errors
-    /// [`IndexError::StaleSeq`] and, where a tombstone finds no room, the `Full` ones.
-    pub fn delete(&mut self, name: &ReplicaName, now: Time) -> Result<bool, IndexError> {
-        let until = now.after_millis(self.config.max_ttl_ms);
-        let Some(id) = self.find_name(name) else {
-            if let Some(seq) = name.seq {
-                self.entomb(name, seq, until, now)?;
-            }
-            return Ok(false);
-        };
-        let Some(slot) = self.slots.get_mut(id as usize) else { return Ok(false) };
-        if slot.deadline > now {
-            check_seq(slot, name.seq)?;
-        }
-        let was_live = slot.is_live(now);
-        match name.seq {
-            Some(seq) => {
-                let (before, was_record) = (slot.deadline, !slot.is_tombstone());
-                slot.bury(seq, until);
-                let texts = (
-                    std::mem::replace(&mut slot.producer, NONE),
-                    std::mem::replace(&mut slot.namespace, NONE),
-                );
-                self.texts.release(texts.0);
-                self.texts.release(texts.1);
-                self.records -= usize::from(was_record);
-                self.expiry.queue(id, until, Some(before));
-            }
-            None => self.remove(id, now),
-        }
-        Ok(was_live)
-    }
-
-    /// Withdraws all records of a holder and returns how many; tombstones stay.
-    pub fn delete_holder(&mut self, holder: &HolderUri, now: Time) -> usize {
-        let before = self.records;
-        for id in self.slots_of(holder) {
-            if self.slot(id).is_some_and(|slot| !slot.is_tombstone()) {
-                self.remove(id, now);
-            }
-        }
-        before - self.records
-    }
-
-    /// The holder's process has ended (a status with a higher epoch says so): what it held in `device` or
-    /// `host` is gone. Returns the records that were dropped whole.
-    pub fn drop_volatile(&mut self, holder: &HolderUri, now: Time) -> usize {
-        let before = self.records;
-        for id in self.slots_of(holder) {
-            let gone = self
-                .slots
-                .get_mut(id as usize)
-                .is_some_and(|slot| !slot.is_tombstone() && !slot.drop_volatile());
-            if gone {
-                self.remove(id, now);
-            }
-        }
-        before - self.records
+        })
     }
 
     fn check_epoch(&self, record: &ReplicaRecord, by: Publisher) -> Result<(), IndexError> {
@@ -125,23 +76,22 @@ impl Index {
         }
     }
 
-    fn epoch_of(&self, holder: &HolderUri) -> Option<u64> {
+    pub(super) fn epoch_of(&self, holder: &HolderUri) -> Option<u64> {
         self.holders.get(self.holders.find(holder)?)?.epoch
     }
 
-    fn outdates(&self, record: &ReplicaRecord) -> bool {
-        record.holder_epoch.is_some() && record.holder_epoch > self.epoch_of(&record.holder)
-    }
-
-    fn raise_epoch(&mut self, record: &ReplicaRecord, now: Time) {
-        for id in self.slots_of(&record.holder) {
-            if self.slot(id).is_some_and(|slot| slot.has_epoch() || slot.is_tombstone()) {
+    /// A new start of a holder: what was published under a lower epoch is gone, and with it the memory of
+    /// `seq`. Without records the holder is remembered until `until`.
+    pub(super) fn raise_epoch(&mut self, holder: &HolderUri, epoch: u64, until: Time, now: Time) {
+        for id in self.slots_of(holder) {
+            if self.slot(id).is_some_and(|slot| slot.has_epoch() || !slot.is_live(now)) {
+                self.tell_end(id, ChangeKind::Withdraw, now);
                 self.remove(id, now);
             }
         }
-        let id = self.holders.intern(&record.holder, now.after_millis(self.config.max_ttl_ms));
+        let id = self.holders.intern(holder, until);
         if let Some(holder) = self.holders.get_mut(id) {
-            holder.epoch = record.holder_epoch;
+            holder.epoch = Some(epoch);
         }
     }
 
@@ -158,36 +108,50 @@ impl Index {
         Ok(())
     }
 
-    fn room_for_slot(&mut self, holder: &HolderUri, now: Time) -> Result<(), IndexError> {
-        /// Slots looked at to make room for one.
-        const BUDGET: usize = 256;
-        let limits = self.config;
-        let quota = |index: &Self| {
-            let id = index.holders.find(holder);
-            match id.and_then(|id| index.holders.get(id)) {
-                None if index.holders.len() >= limits.max_holders => {
-                    Err(IndexError::HoldersFull { max: limits.max_holders })
-                }
-                Some(known) if known.slots >= limits.max_records_per_holder => {
-                    Err(IndexError::HolderFull { max: limits.max_records_per_holder })
-                }
-                _ if index.used() >= limits.max_records => Err(IndexError::Full { max: limits.max_records }),
-                _ => Ok(()),
-            }
-        };
-        quota(self).or_else(|_| {
+    /// Room for one slot more of a holder. Expired slots go first, then memory that makes way.
+    pub(super) fn room_for_slot(&mut self, holder: &HolderUri, now: Time) -> Result<(), IndexError> {
+        self.room_for_holder(holder, now)?;
+        self.has_room(holder).or_else(|_| {
             self.expire(now, BUDGET);
-            quota(self)
+            self.has_room(holder).or_else(|error| {
+                if matches!(error, IndexError::Full { .. }) && self.yield_one(now) {
+                    self.has_room(holder)
+                } else {
+                    Err(error)
+                }
+            })
         })
     }
 
-    fn find(&self, record: &ReplicaRecord) -> Option<SlotId> {
+    fn has_room(&self, holder: &HolderUri) -> Result<(), IndexError> {
+        let IndexConfig { max_records, max_records_per_holder, .. } = self.config;
+        let known = self.holders.find(holder).and_then(|id| self.holders.get(id));
+        if known.is_some_and(|known| known.slots - known.yielding >= max_records_per_holder) {
+            return Err(IndexError::HolderFull { max: max_records_per_holder });
+        }
+        if self.used() >= max_records {
+            return Err(IndexError::Full { max: max_records });
+        }
+        Ok(())
+    }
+
+    /// Room for a holder, unless it is known.
+    pub(super) fn room_for_holder(&mut self, holder: &HolderUri, now: Time) -> Result<(), IndexError> {
+        let max = self.config.max_holders;
+        let full = |index: &Self| index.holders.find(holder).is_none() && index.holders.len() >= max;
+        if full(self) {
+            self.expire(now, BUDGET);
+        }
+        if full(self) { Err(IndexError::HoldersFull { max }) } else { Ok(()) }
+    }
+
+    pub(super) fn find(&self, record: &ReplicaRecord) -> Option<SlotId> {
         let space = self.spaces.find(&(record.compat_id, record.scope_id))?;
         let head = self.table.find(&self.slots, space, &record.block_key)?;
         self.find_in(head, &record.holder)
     }
 
-    fn find_name(&self, name: &ReplicaName) -> Option<SlotId> {
+    pub(super) fn find_name(&self, name: &ReplicaName) -> Option<SlotId> {
         let space = self.spaces.find(&(name.compat_id, name.scope_id))?;
         let head = self.table.find(&self.slots, space, &name.block_key)?;
         self.find_in(head, &name.holder)
@@ -203,47 +167,44 @@ impl Index {
         let digests = self.shared_digests(Some(id), record);
         let producer = record.producer.as_deref().map_or(NONE, |text| self.texts.take(&text.into()));
         let namespace = record.moqt_namespace.as_deref().map_or(NONE, |text| self.texts.take(&text.into()));
+        // What has expired unseen is told of before what follows it.
+        if self.slot(id).is_some_and(|slot| !slot.is_live(now)) {
+            self.tell_end(id, ChangeKind::Expire, now);
+        }
         let Some(slot) = self.slots.get_mut(id as usize) else { return false };
         let (created, was_tombstone, before) = (!slot.is_live(now), slot.is_tombstone(), slot.deadline);
+        let (yielded, holder) = (slot.yields(), slot.holder);
+        let texts = (slot.producer, slot.namespace);
+        let same = !created && texts == (producer, namespace) && slot.says(record);
         slot.fill(record, digests, deadline);
-        let old = (
-            std::mem::replace(&mut slot.producer, producer),
-            std::mem::replace(&mut slot.namespace, namespace),
-        );
-        self.texts.release(old.0);
-        self.texts.release(old.1);
+        (slot.producer, slot.namespace) = (producer, namespace);
+        self.texts.release(texts.0);
+        self.texts.release(texts.1);
         self.records += usize::from(was_tombstone);
+        self.count_yielding(holder, yielded, false);
         self.expiry.queue(id, deadline, Some(before));
+        if !same {
+            self.note(ChangeKind::Publish, id);
+        }
         created
     }
 
     fn insert(&mut self, record: &ReplicaRecord, deadline: Time, now: Time) -> bool {
-        let name = ReplicaName {
-            compat_id: record.compat_id,
-            scope_id: record.scope_id,
-            block_key: record.block_key,
-            holder: record.holder.clone(),
-            seq: None,
-        };
-        let id = self.link(&name, 0, deadline, now);
+        let id = self.link(&name_of(record), 0, deadline, now);
         self.refill(id, record, deadline, now)
     }
 
-    fn entomb(&mut self, name: &ReplicaName, seq: u64, until: Time, now: Time) -> Result<(), IndexError> {
-        self.room_for_slot(&name.holder, now)?;
-        self.link(name, seq, until, now);
-        Ok(())
-    }
-
     /// A new slot, a tombstone as yet, in the chain of its block and the ring of its holder.
-    fn link(&mut self, name: &ReplicaName, seq: u64, deadline: Time, now: Time) -> SlotId {
+    pub(super) fn link(&mut self, name: &ReplicaName, seq: u64, deadline: Time, now: Time) -> SlotId {
         let space = self.spaces.take(&(name.compat_id, name.scope_id));
         let holder = self.holders.intern(&name.holder, now.after_millis(self.config.max_ttl_ms));
         let slot = Slot::tombstone(space, holder, name.block_key, seq, deadline);
         let id = match self.free.pop() {
             Some(id) => {
                 if let Some(free) = self.slots.get_mut(id as usize) {
+                    let queued = free.set_queued(false);
                     *free = slot;
+                    free.set_queued(queued);
                 }
                 id
             }
@@ -264,7 +225,7 @@ impl Index {
         let mut after = NONE;
         if let Some(head) = head {
             for (at, slot) in self.chain(head) {
-                if self.holders.get(slot.holder).is_some_and(|other| other.uri > name.holder) {
+                if self.holders.get(slot.holder).is_some_and(|other| *other.uri > name.holder) {
                     after = at;
                     break;
                 }
@@ -297,6 +258,8 @@ impl Index {
         let Some(slot) = self.slots.get(id as usize).filter(|slot| !slot.is_free()) else { return };
         self.records -= usize::from(!slot.is_tombstone());
         let (producer, namespace, space) = (slot.producer, slot.namespace, slot.space);
+        let (holder, yielded) = (slot.holder, slot.yields());
+        self.count_yielding(holder, yielded, false);
         self.texts.release(producer);
         self.texts.release(namespace);
         self.leave_chain(id);
@@ -349,7 +312,7 @@ impl Index {
         }
     }
 
-    fn slots_of(&self, holder: &HolderUri) -> Vec<SlotId> {
+    pub(super) fn slots_of(&self, holder: &HolderUri) -> Vec<SlotId> {
         let first = self.holders.find(holder).and_then(|id| self.holders.get(id)).map_or(NONE, |h| h.first);
         std::iter::successors((first != NONE).then_some(first), |&id| {
             self.slot(id).map(|slot| slot.holder_next).filter(|&next| next != NONE)
@@ -377,8 +340,8 @@ impl Index {
 }
 
 /// Once a `seq` is known for a replica, what comes without one or with a lower one is stale.
-fn check_seq(slot: &Slot, seq: Option<u64>) -> Result<(), IndexError> {
-    match slot.seq() {
+pub(super) fn check_seq(known: Option<u64>, seq: Option<u64>) -> Result<(), IndexError> {
+    match known {
         Some(known) if seq.is_none_or(|seq| seq < known) => Err(IndexError::StaleSeq { known }),
         _ => Ok(()),
     }
