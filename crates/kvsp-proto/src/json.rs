@@ -4,9 +4,12 @@
 //! noncharacters; two implementations would then read two different documents.
 
 mod scan;
+mod strict;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Number, Value};
+
+use strict::Strict;
 
 /// Starts the message of a serde error that stands for a malformed identifier, so that this layer
 /// answers [`JsonError::BadIdentifier`] and not [`JsonError::Malformed`].
@@ -48,7 +51,8 @@ pub fn parse(text: &[u8]) -> Result<Value, JsonError> {
     Ok(value)
 }
 
-/// Parses one I-JSON text into a type; unknown members are ignored as far as the type ignores them.
+/// Parses one I-JSON text into a type; unknown members are ignored as far as the type ignores them. A struct
+/// is read from an object only, not from an array of its members, and a variant from its name only.
 ///
 /// # Errors
 /// Every [`JsonError`].
@@ -60,7 +64,9 @@ pub fn from_slice<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonError> {
         normalise(&mut value);
         return from_value(value);
     }
-    serde_json::from_slice(text).map_err(|e| from_serde(&e))
+    let mut deserializer = serde_json::Deserializer::from_slice(text);
+    // The scan has seen that nothing follows the value.
+    T::deserialize(Strict(&mut deserializer)).map_err(|e| from_serde(&e))
 }
 
 /// Turns a value of [`parse`] into a type.
@@ -68,7 +74,7 @@ pub fn from_slice<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonError> {
 /// # Errors
 /// [`JsonError::Malformed`] or [`JsonError::BadIdentifier`].
 pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, JsonError> {
-    serde_json::from_value(value).map_err(|e| from_serde(&e))
+    T::deserialize(Strict(value)).map_err(|e| from_serde(&e))
 }
 
 /// Makes integers of the numbers with an integral value within ±(2^53 − 1), as [`parse`] does.

@@ -5,6 +5,7 @@ pub mod codec;
 pub mod container;
 pub mod descriptor;
 pub mod digest;
+pub mod fast;
 pub mod id;
 pub mod json;
 pub mod message;

@@ -228,3 +228,42 @@ proptest! {
         let _ = parse(&text);
     }
 }
+
+#[test]
+fn a_struct_is_no_array_and_a_variant_no_object() {
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    struct Inner {
+        a: u8,
+        #[serde(default)]
+        b: Option<Side>,
+    }
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Side {
+        Left,
+    }
+    #[derive(Debug, PartialEq, serde::Deserialize)]
+    struct Outer {
+        list: Vec<Inner>,
+        pair: (u8, u8),
+        #[serde(flatten)]
+        rest: serde_json::Map<String, Value>,
+    }
+    let read = |text: &str| from_slice::<Outer>(text.as_bytes());
+    let good =
+        read(r#"{"list": [{"a": 1, "b": "left"}, {"a": 2}], "pair": [1, 2], "x": [{"y": 1}]}"#).unwrap();
+    assert_eq!(good.list[0], Inner { a: 1, b: Some(Side::Left) });
+    assert_eq!(good.rest["x"], json!([{"y": 1}]));
+    for text in [
+        r#"{"list": [[1, "left"]], "pair": [1, 2]}"#,
+        r#"{"list": [[1]], "pair": [1, 2]}"#,
+        r#"{"list": [{"a": 1, "b": {"left": null}}], "pair": [1, 2]}"#,
+        r#"[[{"a": 1}], [1, 2]]"#,
+    ] {
+        assert!(matches!(read(text), Err(JsonError::Malformed(_))), "{text}");
+        // The same by way of a value.
+        let value = parse(text.as_bytes()).unwrap();
+        assert!(matches!(from_value::<Outer>(value), Err(JsonError::Malformed(_))), "{text}");
+    }
+    assert!(matches!(from_slice::<Inner>(b"[1]"), Err(JsonError::Malformed(_))));
+}

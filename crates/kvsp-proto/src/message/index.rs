@@ -5,7 +5,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::fast;
 use crate::id::{BlockKey, CompatId, ScopeId};
+use crate::json::{self, JsonError};
 use crate::problem::BatchItem;
 use crate::record::ReplicaRecord;
 use crate::uri::{BaseUri, HolderUri};
@@ -41,6 +43,16 @@ pub struct LookupRequest {
     /// Tokens of a block, for `recompute_us` where no descriptor is registered.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::json::present")]
     pub block_tokens: Option<u32>,
+}
+
+impl LookupRequest {
+    /// Reads a request from I-JSON.
+    ///
+    /// # Errors
+    /// Every [`JsonError`].
+    pub fn from_json(body: &[u8]) -> Result<Self, JsonError> {
+        fast::lookup_request(body).map_or_else(|| json::from_slice(body), Ok)
+    }
 }
 
 /// The replicas of one matched block.

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::RecordError;
 use crate::digest::replica_digest;
+use crate::fast::{self, HolderHint};
 use crate::id::{BlockKey, CompatId, Digest, NamedDigest, ScopeId};
 use crate::json::{self, JsonError};
 use crate::registry::{Codec, Tier};
@@ -124,7 +125,22 @@ impl ReplicaRecord {
     /// [`RecordError`]; an integer outside its range (`ttl_ms` 0, codec 0 or 65535) counts as malformed,
     /// everything else that is false as invalid.
     pub fn from_json(body: &[u8]) -> Result<Self, RecordError> {
-        Self::from_value(json::parse(body)?)
+        Self::read(body, &mut HolderHint::default())
+    }
+
+    /// As [`ReplicaRecord::from_json`], a little faster where the record names this holder.
+    ///
+    /// # Errors
+    /// As [`ReplicaRecord::from_json`].
+    pub fn from_json_of(body: &[u8], holder: &HolderUri) -> Result<Self, RecordError> {
+        Self::read(body, &mut HolderHint::new(holder))
+    }
+
+    fn read(body: &[u8], hint: &mut HolderHint) -> Result<Self, RecordError> {
+        match fast::record(body, hint) {
+            Some(record) => Ok(record),
+            None => Self::from_value(json::parse(body)?),
+        }
     }
 
     /// Read a record from a JSON value that came through [`json::parse`].
@@ -161,7 +177,8 @@ impl ReplicaRecord {
         Ok(record)
     }
 
-    fn check(&self) -> Result<(), RecordError> {
+    /// Whether the members agree with each other.
+    pub(crate) fn check(&self) -> Result<(), RecordError> {
         let count = self.layer_digests.as_ref().map(Vec::len);
         if count == Some(0) {
             return Err(RecordError::invalid("member layer_digests is empty"));
