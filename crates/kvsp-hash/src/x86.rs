@@ -7,8 +7,9 @@
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::{
-    __m128i, _mm_add_epi32, _mm_alignr_epi8, _mm_loadu_si128, _mm_set_epi64x, _mm_sha256msg1_epu32,
-    _mm_sha256msg2_epu32, _mm_sha256rnds2_epu32, _mm_shuffle_epi8, _mm_shuffle_epi32, _mm_storeu_si128,
+    __m128i, _mm_add_epi32, _mm_alignr_epi8, _mm_loadu_si128, _mm_set_epi64x, _mm_setzero_si128,
+    _mm_sha256msg1_epu32, _mm_sha256msg2_epu32, _mm_sha256rnds2_epu32, _mm_shuffle_epi8, _mm_shuffle_epi32,
+    _mm_storeu_si128,
 };
 
 use crate::constants::ROUND_WORDS;
@@ -23,8 +24,7 @@ impl ShaNi {
     pub(crate) fn detect() -> Option<Self> {
         let there = is_x86_feature_detected!("sha")
             && is_x86_feature_detected!("ssse3")
-            && is_x86_feature_detected!("sse4.1")
-            && is_x86_feature_detected!("avx");
+            && is_x86_feature_detected!("sse4.1");
         there.then_some(Self(()))
     }
 
@@ -55,59 +55,92 @@ pub(crate) const fn restore([f, e, b, a, h, g, d, c]: [u32; 8]) -> [u32; 8] {
 
 /// Takes `count` blocks into each of `L` streams, whose instructions alternate. Each has at least as many.
 ///
-/// The features include AVX for the three-operand forms of the instructions around the rounds.
-#[target_feature(enable = "sha,ssse3,sse4.1,avx")]
+/// The rounds are written out: in a loop their words would have to be looked up in memory. With AVX's
+/// three-operand forms for what is around them it was slower.
+#[target_feature(enable = "sha,ssse3,sse4.1")]
 fn compress<const L: usize>(states: [&mut State; L], blocks: [&[Block]; L], count: usize) {
-    let mut abef: [__m128i; L] = std::array::from_fn(|l| load(&states[l].0, 0));
-    let mut cdgh: [__m128i; L] = std::array::from_fn(|l| load(&states[l].0, 4));
-    let blocks = blocks.map(|stream| &stream[..count]);
+    let mut lanes = [Lane::empty(); L];
+    for (lane, state) in lanes.iter_mut().zip(&states) {
+        lane.abef = load(&state.0, 0);
+        lane.cdgh = load(&state.0, 4);
+    }
     for block in 0..count {
-        let (abef_before, cdgh_before) = (abef, cdgh);
-        let mut words: [[__m128i; 4]; L] = blocks.map(|stream| message(&stream[block]));
-        for quad in 0..16 {
-            if quad >= 4 {
-                schedule(&mut words, quad % 4);
-            }
-            four_rounds(&mut abef, &mut cdgh, std::array::from_fn(|l| words[l][quad % 4]), quad);
+        let before = lanes;
+        for (lane, stream) in lanes.iter_mut().zip(&blocks) {
+            lane.words = message(&stream[block]);
         }
-        for l in 0..L {
-            abef[l] = _mm_add_epi32(abef[l], abef_before[l]);
-            cdgh[l] = _mm_add_epi32(cdgh[l], cdgh_before[l]);
+        rounds::<L, 0>(&mut lanes);
+        rounds::<L, 1>(&mut lanes);
+        rounds::<L, 2>(&mut lanes);
+        rounds::<L, 3>(&mut lanes);
+        scheduled_rounds::<L, 4>(&mut lanes);
+        scheduled_rounds::<L, 5>(&mut lanes);
+        scheduled_rounds::<L, 6>(&mut lanes);
+        scheduled_rounds::<L, 7>(&mut lanes);
+        scheduled_rounds::<L, 8>(&mut lanes);
+        scheduled_rounds::<L, 9>(&mut lanes);
+        scheduled_rounds::<L, 10>(&mut lanes);
+        scheduled_rounds::<L, 11>(&mut lanes);
+        scheduled_rounds::<L, 12>(&mut lanes);
+        scheduled_rounds::<L, 13>(&mut lanes);
+        scheduled_rounds::<L, 14>(&mut lanes);
+        scheduled_rounds::<L, 15>(&mut lanes);
+        for (lane, before) in lanes.iter_mut().zip(&before) {
+            lane.abef = _mm_add_epi32(lane.abef, before.abef);
+            lane.cdgh = _mm_add_epi32(lane.cdgh, before.cdgh);
         }
     }
-    for (l, state) in states.into_iter().enumerate() {
-        store(&mut state.0, 0, abef[l]);
-        store(&mut state.0, 4, cdgh[l]);
+    for (state, lane) in states.into_iter().zip(lanes) {
+        store(&mut state.0, 0, lane.abef);
+        store(&mut state.0, 4, lane.cdgh);
     }
 }
 
-/// Makes the next four words of each stream from the sixteen before, in the place of the oldest.
+/// What one stream has in registers.
+#[derive(Clone, Copy)]
+struct Lane {
+    abef: __m128i,
+    cdgh: __m128i,
+    /// The last sixteen words of the message schedule, four at the place of their number modulo four.
+    words: [__m128i; 4],
+}
+
+impl Lane {
+    #[inline]
+    #[target_feature(enable = "sse2")]
+    fn empty() -> Self {
+        let zero = _mm_setzero_si128();
+        Self { abef: zero, cdgh: zero, words: [zero; 4] }
+    }
+}
+
+/// Rounds 4 · `QUAD` to 4 · `QUAD` + 3, below 16: their words are the message itself.
 #[inline]
-#[target_feature(enable = "sha,ssse3,sse4.1,avx")]
-fn schedule<const L: usize>(words: &mut [[__m128i; 4]; L], oldest: usize) {
-    for words in words {
-        let [w0, w1, w2, w3] = [0, 1, 2, 3].map(|i| words[(oldest + i) % 4]);
+#[target_feature(enable = "sha,ssse3,sse4.1")]
+fn rounds<const L: usize, const QUAD: usize>(lanes: &mut [Lane; L]) {
+    let constants = load(&ROUND_WORDS, 4 * QUAD);
+    let mut sums = [constants; L];
+    for (lane, sum) in lanes.iter_mut().zip(&mut sums) {
+        *sum = _mm_add_epi32(lane.words[QUAD % 4], constants);
+        lane.cdgh = _mm_sha256rnds2_epu32(lane.cdgh, lane.abef, *sum);
+    }
+    for (lane, sum) in lanes.iter_mut().zip(&sums) {
+        lane.abef = _mm_sha256rnds2_epu32(lane.abef, lane.cdgh, _mm_shuffle_epi32::<0x0E>(*sum));
+    }
+}
+
+/// Rounds 4 · `QUAD` to 4 · `QUAD` + 3, from 16: their words are made from the sixteen before.
+#[inline]
+#[target_feature(enable = "sha,ssse3,sse4.1")]
+fn scheduled_rounds<const L: usize, const QUAD: usize>(lanes: &mut [Lane; L]) {
+    for lane in &mut *lanes {
+        let words = &mut lane.words;
+        let (w0, w1) = (words[QUAD % 4], words[(QUAD + 1) % 4]);
+        let (w2, w3) = (words[(QUAD + 2) % 4], words[(QUAD + 3) % 4]);
         let sum = _mm_add_epi32(_mm_sha256msg1_epu32(w0, w1), _mm_alignr_epi8::<4>(w3, w2));
-        words[oldest] = _mm_sha256msg2_epu32(sum, w3);
+        words[QUAD % 4] = _mm_sha256msg2_epu32(sum, w3);
     }
-}
-
-#[inline]
-#[target_feature(enable = "sha,ssse3,sse4.1,avx")]
-fn four_rounds<const L: usize>(
-    abef: &mut [__m128i; L],
-    cdgh: &mut [__m128i; L],
-    words: [__m128i; L],
-    quad: usize,
-) {
-    let constants = load(&ROUND_WORDS, 4 * quad);
-    let sums: [__m128i; L] = std::array::from_fn(|l| _mm_add_epi32(words[l], constants));
-    for l in 0..L {
-        cdgh[l] = _mm_sha256rnds2_epu32(cdgh[l], abef[l], sums[l]);
-    }
-    for l in 0..L {
-        abef[l] = _mm_sha256rnds2_epu32(abef[l], cdgh[l], _mm_shuffle_epi32::<0x0E>(sums[l]));
-    }
+    rounds::<L, QUAD>(lanes);
 }
 
 /// The sixteen words of a block, which are big-endian.
@@ -115,12 +148,13 @@ fn four_rounds<const L: usize>(
 #[target_feature(enable = "ssse3")]
 fn message(block: &Block) -> [__m128i; 4] {
     let swap = _mm_set_epi64x(0x0C0D_0E0F_0809_0A0B, 0x0405_0607_0001_0203);
-    std::array::from_fn(|quad| {
-        let octets: &[u8; 64] = block;
-        // SAFETY: 16 octets from 16 · quad, quad ≤ 3, lie within the 64; the load needs no alignment.
-        let words = unsafe { _mm_loadu_si128(octets.as_ptr().add(16 * quad).cast()) };
-        _mm_shuffle_epi8(words, swap)
-    })
+    let mut words = [swap; 4];
+    for (four, octets) in words.iter_mut().zip(block.as_chunks::<16>().0) {
+        // SAFETY: the load is of the 16 octets of the array and needs no alignment.
+        let loaded = unsafe { _mm_loadu_si128(octets.as_ptr().cast()) };
+        *four = _mm_shuffle_epi8(loaded, swap);
+    }
+    words
 }
 
 /// Four words from `at`.
