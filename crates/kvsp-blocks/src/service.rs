@@ -137,9 +137,8 @@ impl BlockService {
         let mut state = State::new(&config, epoch);
         if let Some(store) = &disk {
             let now = deps.clock.now();
-            for meta in store.list().await? {
-                let octets = store.charge(&meta);
-                state.adopt(meta, octets, now);
+            for held in store.list().await? {
+                state.adopt(held.meta, held.octets, now);
             }
             metrics.quarantined.inc_by(store.quarantined());
         }
@@ -252,8 +251,8 @@ impl BlockService {
 
     async fn keep_now(&self, block: StoredBlock) -> Result<PutOutcome, KeepError> {
         let name = block.meta.name;
-        let disk_octets = self.disk.as_ref().map_or(0, |disk| disk.charge(&block.meta));
-        let sizes = Sizes { host: self.host.charge(&block.meta), disk: disk_octets };
+        let disk_octets = self.disk.as_ref().map_or(0, |disk| disk.charge(&block.meta, block.layers()));
+        let sizes = Sizes { host: self.host.charge(&block.meta, block.layers()), disk: disk_octets };
         let admitted = loop {
             let mut moved = self.moved.subscribe();
             let admitted = self.state().admit(name, sizes, &self.host, self.now());
@@ -300,7 +299,7 @@ impl BlockService {
             state.holdings.left(&meta.name, deleted.is_ok());
             if let Err(error) = deleted {
                 // The file is still there; its octets were promised to this block, which is not written.
-                state.holdings.strand(disk.charge(meta));
+                state.holdings.strand(disk.charge(meta, meta.layer_count()));
                 failed = Some(error);
             }
             drop(state);

@@ -106,7 +106,7 @@ impl State {
         if !self.entries.get(&name).is_some_and(|entry| Arc::ptr_eq(&entry.meta, &block.meta)) {
             return 0;
         }
-        let Some(demoted) = self.holdings.promote(name, host.charge(&block.meta)) else {
+        let Some(demoted) = self.holdings.promote(name, host.charge(&block.meta, block.layers())) else {
             return 0;
         };
         let _ = host.insert(block.clone());

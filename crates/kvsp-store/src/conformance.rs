@@ -12,7 +12,7 @@ use kvsp_proto::container::{Container, LayerRange, Limits};
 use kvsp_proto::id::{BlockKey, CompatId, ScopeId};
 use kvsp_proto::registry::Codec;
 
-use crate::block::{BlockMeta, BlockName, StoredBlock};
+use crate::block::{BlockMeta, BlockName, Held, StoredBlock};
 use crate::store::{BlockStore, StoreError};
 
 /// A block of `layers` layers with sections of `octets` octets, all of it told by `seed`.
@@ -36,6 +36,9 @@ pub async fn run<S: BlockStore, F: Future<Output = S>>(empty: impl Fn() -> F) {
     deletes(&empty().await).await;
     tells_names_apart(&empty().await).await;
     takes_awkward_sizes(&empty().await).await;
+    keeps_leading_layers(&empty().await).await;
+    trims(&empty().await).await;
+    grows(&empty().await).await;
     lets_one_of_two_racing_puts_win(Arc::new(empty().await)).await;
 }
 
@@ -45,14 +48,21 @@ async fn assert_holds(store: &impl BlockStore, block: &StoredBlock) {
     assert_eq!(got.container.bytes(), block.container.bytes());
 }
 
+/// What a store lists of a block that it was given.
+fn held(store: &impl BlockStore, block: &StoredBlock) -> Held {
+    let layers = block.layers();
+    Held { meta: block.meta.clone(), layers, octets: store.charge(&block.meta, layers) }
+}
+
 async fn keeps_what_it_is_given(store: &impl BlockStore) {
     let block = sample(1, 3, 100);
     assert!(store.get(block.meta.name).await.unwrap().is_none());
     assert!(store.list().await.unwrap().is_empty());
     store.put(block.clone()).await.unwrap();
     assert_holds(store, &block).await;
-    assert_eq!(store.list().await.unwrap(), std::slice::from_ref(&block.meta));
-    assert!(store.charge(&block.meta) > block.meta.size());
+    assert_eq!(store.list().await.unwrap(), [held(store, &block)]);
+    assert!(store.charge(&block.meta, 3) > block.meta.size());
+    assert!(store.charge(&block.meta, 1) < store.charge(&block.meta, 2));
 }
 
 async fn refuses_a_second(store: &impl BlockStore) {
@@ -118,7 +128,7 @@ async fn tells_names_apart(store: &impl BlockStore) {
     for block in &blocks {
         assert_holds(store, block).await;
     }
-    let listed: Vec<_> = store.list().await.unwrap().iter().map(|meta| meta.name).collect();
+    let listed: Vec<_> = store.list().await.unwrap().iter().map(|held| held.meta.name).collect();
     let mut ordered = names.to_vec();
     ordered.sort_unstable();
     assert_eq!(listed, ordered);
@@ -134,6 +144,85 @@ async fn takes_awkward_sizes(store: &impl BlockStore) {
         store.put(block.clone()).await.unwrap();
         assert_holds(store, &block).await;
     }
+}
+
+async fn keeps_leading_layers(store: &impl BlockStore) {
+    for (seed, (held_layers, octets)) in (1..).zip([(1, 10), (2, 5000), (3, 70_000)]) {
+        let block = sample(seed, 4, octets).leading(held_layers).unwrap();
+        let name = block.meta.name;
+        assert!(!block.is_whole());
+        store.put(block.clone()).await.unwrap();
+        assert_holds(store, &block).await;
+        let listed = store.list().await.unwrap();
+        assert_eq!(listed.last(), Some(&held(store, &block)));
+        assert!(!listed.last().unwrap().is_whole());
+        assert_parts(store, &block).await;
+        assert!(store.delete(name).await.unwrap());
+        store.put(block).await.unwrap();
+    }
+}
+
+/// Every range that is held is served as it was stored, and no other.
+async fn assert_parts(store: &impl BlockStore, block: &StoredBlock) {
+    let layers = block.meta.layer_count();
+    for first in 0..=layers {
+        for last in first..=layers {
+            let range = LayerRange::new(first, last).unwrap();
+            let got = store.part(block.meta.name, range).await.unwrap();
+            assert_eq!(got, block.part(range), "{range}");
+            assert_eq!(got.is_some(), last < block.layers(), "{range}");
+        }
+    }
+}
+
+async fn trims(store: &impl BlockStore) {
+    let block = sample(1, 4, 100);
+    let name = block.meta.name;
+    store.put(block.clone()).await.unwrap();
+    if !store.trim(name, 3).await.unwrap() {
+        // Whole or nothing: then nothing has changed.
+        assert_holds(store, &block).await;
+        return;
+    }
+    for (ask, left) in [(3, 3), (3, 3), (4, 3), (u32::MAX, 3), (1, 1)] {
+        assert!(store.trim(name, ask).await.unwrap());
+        let left = block.leading(left).unwrap();
+        assert_holds(store, &left).await;
+        assert_parts(store, &left).await;
+        assert_eq!(store.list().await.unwrap(), [held(store, &left)]);
+    }
+    assert!(store.trim(name, 0).await.unwrap());
+    assert!(!store.trim(name, 0).await.unwrap());
+    assert!(!store.trim(name, 1).await.unwrap());
+    assert!(store.get(name).await.unwrap().is_none());
+    assert!(store.list().await.unwrap().is_empty());
+    store.put(block.clone()).await.unwrap();
+    assert_holds(store, &block).await;
+}
+
+/// More layers of the same block take the place of fewer; nothing else does.
+async fn grows(store: &impl BlockStore) {
+    let block = sample(1, 4, 3000);
+    let name = block.meta.name;
+    store.put(block.leading(1).unwrap()).await.unwrap();
+    let mut other = sample(2, 4, 3000);
+    Arc::make_mut(&mut other.meta).name = name;
+    for refused in [other, block.leading(1).unwrap()] {
+        assert!(matches!(store.put(refused).await, Err(StoreError::Exists)));
+        assert_holds(store, &block.leading(1).unwrap()).await;
+    }
+    for layers in [3, 4] {
+        let more = block.leading(layers).unwrap();
+        store.put(more.clone()).await.unwrap();
+        assert_holds(store, &more).await;
+        assert_parts(store, &more).await;
+        assert_eq!(store.list().await.unwrap(), [held(store, &more)]);
+    }
+    for layers in 1..=4 {
+        let refused = store.put(block.leading(layers).unwrap()).await;
+        assert!(matches!(refused, Err(StoreError::Exists)));
+    }
+    assert_holds(store, &block).await;
 }
 
 async fn lets_one_of_two_racing_puts_win(store: Arc<impl BlockStore>) {

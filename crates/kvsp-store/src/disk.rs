@@ -1,24 +1,26 @@
 //! Blocks on a local disk, one self-describing file each.
 //!
 //! A file is written aside, synced, and renamed into place, and its directory synced, before a block is
-//! there: a crash leaves a whole block or none. What is read back is verified by its layer digests every
-//! time; what fails is moved to `quarantine/` and never served.
+//! there: a crash leaves a whole block or none. A file that is cut at the end of a layer holds the leading
+//! layers of its block. What is read back is verified by its layer digests every time; what fails is moved
+//! to `quarantine/` and never served.
 
 mod files;
-mod format;
+pub(crate) mod format;
+mod scan;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
 use kvsp_proto::container::LayerRange;
 use kvsp_proto::registry::Tier;
 use tokio::sync::Semaphore;
 
-use crate::block::{BlockMeta, BlockName, BlockPart, StoredBlock};
+use crate::block::{BlockMeta, BlockName, BlockPart, Held, StoredBlock};
+use crate::fs::{FileSystem, LocalFileSystem};
 use crate::store::{BlockStore, StoreError, StoreFuture};
-use files::Files;
+use files::{Files, Present};
 
 /// Files in work at once: enough to keep a disk busy, few enough to bound memory and threads.
 const MAX_CONCURRENT: usize = 16;
@@ -42,8 +44,18 @@ pub struct DiskStore {
 #[derive(Debug)]
 struct Inner {
     files: Files,
-    /// `None` while a block is being written.
-    blocks: Mutex<BTreeMap<BlockName, Option<Arc<BlockMeta>>>>,
+    table: Mutex<Table>,
+    /// A name ceased to be changing.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    blocks: BTreeMap<BlockName, Arc<Present>>,
+    /// Names of which the file is being changed; one change of a name at a time.
+    changing: BTreeSet<BlockName>,
+    /// Blocks that are gone, but might come back after a crash: their directory could not be synced.
+    unsynced: BTreeSet<BlockName>,
 }
 
 impl DiskStore {
@@ -53,10 +65,19 @@ impl DiskStore {
     /// # Errors
     /// [`StoreError::Unusable`] for another version or where another process has the directory; I/O.
     pub async fn open(config: DiskConfig) -> Result<Self, StoreError> {
+        Self::open_on(config, Arc::new(LocalFileSystem)).await
+    }
+
+    /// The same on a file system of the caller's.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_on(config: DiskConfig, fs: Arc<dyn FileSystem>) -> Result<Self, StoreError> {
         let inner = blocking(move || {
-            let (files, found) = Files::open(config)?;
-            let blocks = found.into_iter().map(|meta| (meta.name, Some(meta))).collect();
-            Ok(Inner { files, blocks: Mutex::new(blocks) })
+            let (files, found) = Files::open(config, fs)?;
+            let blocks = found.into_iter().map(|found| (found.meta.name, Arc::new(found))).collect();
+            let table = Mutex::new(Table { blocks, ..Table::default() });
+            Ok(Inner { files, table, changed: Condvar::new() })
         })
         .await?;
         Ok(Self { inner: Arc::new(inner), slots: Arc::new(Semaphore::new(MAX_CONCURRENT)) })
@@ -98,73 +119,151 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(|_| StoreError::Stopped)?
 }
 
+/// A name whose file this thread alone changes, until it is dropped.
+struct Changing<'a> {
+    inner: &'a Inner,
+    name: BlockName,
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.inner.lock().changing.remove(&self.name);
+        self.inner.changed.notify_all();
+    }
+}
+
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<BlockName, Option<Arc<BlockMeta>>>> {
-        // Each change is one call on the map, which is whole whoever panicked.
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // Each change is one call on a map, which is whole whoever panicked.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until no one else changes the file of that name.
+    fn change(&self, name: BlockName) -> Changing<'_> {
+        let free = |table: &mut Table| table.changing.contains(&name);
+        let table = self.changed.wait_while(self.lock(), free);
+        table.unwrap_or_else(PoisonError::into_inner).changing.insert(name);
+        Changing { inner: self, name }
+    }
+
+    fn find(&self, name: &BlockName) -> Option<Arc<Present>> {
+        self.lock().blocks.get(name).cloned()
+    }
+
+    fn set(&self, meta: &Arc<BlockMeta>, layers: u32) {
+        let present = Arc::new(Present { meta: meta.clone(), layers });
+        let mut table = self.lock();
+        table.blocks.insert(meta.name, present);
+        table.unsynced.remove(&meta.name);
     }
 
     fn put(&self, block: &StoredBlock) -> Result<(), StoreError> {
         let name = block.meta.name;
-        {
-            let mut blocks = self.lock();
-            if blocks.contains_key(&name) {
-                return Err(StoreError::Exists);
+        let _changing = self.change(name);
+        match self.find(&name) {
+            None => self.files.write(block)?,
+            Some(present) if block.extends(&present.meta, present.layers) => {
+                if let Err((error, longer)) = self.files.extend(block, present.layers) {
+                    if longer {
+                        // Not durable, but what the file is now.
+                        self.set(&block.meta, block.layers());
+                    }
+                    return Err(error.into());
+                }
             }
-            blocks.insert(name, None);
+            Some(_) => return Err(StoreError::Exists),
         }
-        let written = self.files.write(&block.meta, block.container.bytes());
-        let mut blocks = self.lock();
-        match written {
-            Ok(()) => {
-                blocks.insert(name, Some(block.meta.clone()));
-                Ok(())
+        self.set(&block.meta, block.layers());
+        Ok(())
+    }
+
+    fn get(&self, name: &BlockName) -> Result<Option<StoredBlock>, StoreError> {
+        self.read(
+            name,
+            |_| true,
+            |present| {
+                let container = self.files.read(present)?;
+                Ok(StoredBlock { meta: present.meta.clone(), container })
+            },
+        )
+    }
+
+    fn part(&self, name: &BlockName, range: LayerRange) -> Result<Option<BlockPart>, StoreError> {
+        self.read(
+            name,
+            |present| LayerRange::from_count(0, present.layers).is_some_and(|held| held.covers(range)),
+            |present| self.files.read_part(&present.meta, range),
+        )
+    }
+
+    /// Reads a file that has what is wanted, again where it was changed meanwhile; what is rotten goes aside.
+    fn read<T>(
+        &self,
+        name: &BlockName,
+        wanted: impl Fn(&Present) -> bool,
+        read: impl Fn(&Present) -> Result<T, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        while let Some(present) = self.find(name).filter(|present| wanted(present)) {
+            let why = match read(&present) {
+                Err(StoreError::Rotten(why)) => why,
+                found => return found.map(Some),
+            };
+            let _changing = self.change(*name);
+            if self.find(name).is_some_and(|now| Arc::ptr_eq(&now, &present)) {
+                self.files.quarantine(name);
+                self.lock().blocks.remove(name);
+                return Err(StoreError::Rotten(why));
             }
-            Err(error) => {
-                blocks.remove(&name);
+        }
+        Ok(None)
+    }
+
+    fn trim(&self, name: &BlockName, layers: u32) -> Result<bool, StoreError> {
+        if layers == 0 {
+            return self.delete(name);
+        }
+        let _changing = self.change(*name);
+        let Some(before) = self.find(name) else {
+            return Ok(false);
+        };
+        let layers = layers.min(before.layers);
+        if layers < before.layers {
+            // Before the file is cut: a reader that comes upon its end looks here again.
+            self.set(&before.meta, layers);
+        }
+        // Also where nothing is to be cut: an earlier call may have failed to make its cut durable.
+        match self.files.trim(&before.meta, layers) {
+            Ok(()) => Ok(true),
+            Err((error, cut)) => {
+                if !cut {
+                    self.lock().blocks.insert(*name, before);
+                }
                 Err(error.into())
             }
         }
     }
 
-    fn find(&self, name: &BlockName) -> Option<Arc<BlockMeta>> {
-        self.lock().get(name).cloned().flatten()
-    }
-
-    fn get(&self, name: &BlockName) -> Result<Option<StoredBlock>, StoreError> {
-        let Some(meta) = self.find(name) else {
-            return Ok(None);
-        };
-        let container = self.files.read(&meta).map_err(|error| self.failed(&meta, error))?;
-        Ok(container.map(|container| StoredBlock { meta, container }))
-    }
-
-    fn part(&self, name: &BlockName, range: LayerRange) -> Result<Option<BlockPart>, StoreError> {
-        let Some(meta) = self.find(name).filter(|meta| meta.layers().covers(range)) else {
-            return Ok(None);
-        };
-        self.files.read_part(&meta, range).map_err(|error| self.failed(&meta, error))
-    }
-
-    /// A read failed: what is rotten goes aside.
-    fn failed(&self, meta: &Arc<BlockMeta>, error: StoreError) -> StoreError {
-        if matches!(error, StoreError::Rotten(_)) {
-            let mut blocks = self.lock();
-            // Another read may have been here first, and the name been written anew since.
-            if blocks.get(&meta.name).is_some_and(|m| m.as_ref().is_some_and(|m| Arc::ptr_eq(m, meta))) {
-                self.files.quarantine(&meta.name);
-                blocks.remove(&meta.name);
-            }
-        }
-        error
-    }
-
     fn delete(&self, name: &BlockName) -> Result<bool, StoreError> {
-        if self.find(name).is_none() {
+        let _changing = self.change(*name);
+        if self.find(name).is_some() {
+            self.files.remove(name)?;
+            let mut table = self.lock();
+            table.blocks.remove(name);
+            table.unsynced.insert(*name);
+        } else if !self.lock().unsynced.contains(name) {
             return Ok(false);
         }
-        self.files.delete(name)?;
-        Ok(self.lock().remove(name).is_some())
+        self.files.sync_removal(name)?;
+        Ok(self.lock().unsynced.remove(name))
+    }
+
+    fn list(&self) -> Vec<Held> {
+        let held = |present: &Arc<Present>| Held {
+            meta: present.meta.clone(),
+            layers: present.layers,
+            octets: format::file_octets(&present.meta, present.layers),
+        };
+        self.lock().blocks.values().map(held).collect()
     }
 }
 
@@ -173,8 +272,8 @@ impl BlockStore for DiskStore {
         Tier::Disk
     }
 
-    fn charge(&self, meta: &BlockMeta) -> u64 {
-        meta.size().saturating_add(format::head_octets(meta) as u64)
+    fn charge(&self, meta: &BlockMeta, layers: u32) -> u64 {
+        format::file_octets(meta, layers)
     }
 
     fn put(&self, block: StoredBlock) -> StoreFuture<'_, ()> {
@@ -189,23 +288,17 @@ impl BlockStore for DiskStore {
         Box::pin(self.run(move |inner| inner.part(&name, range)))
     }
 
+    fn trim(&self, name: BlockName, layers: u32) -> StoreFuture<'_, bool> {
+        Box::pin(self.run(move |inner| inner.trim(&name, layers)))
+    }
+
     fn delete(&self, name: BlockName) -> StoreFuture<'_, bool> {
         Box::pin(self.run(move |inner| inner.delete(&name)))
     }
 
-    fn list(&self) -> StoreFuture<'_, Vec<Arc<BlockMeta>>> {
-        Box::pin(async { Ok(self.inner.lock().values().flatten().cloned().collect()) })
+    fn list(&self) -> StoreFuture<'_, Vec<Held>> {
+        Box::pin(async { Ok(self.inner.list()) })
     }
-}
-
-/// Reads into memory that is used once.
-fn buffer(octets: u64) -> Result<Vec<u8>, StoreError> {
-    usize::try_from(octets).map(|octets| vec![0; octets]).map_err(|_| StoreError::Rotten("it does not fit"))
-}
-
-/// Takes over a buffer without copying it.
-fn shared(octets: Vec<u8>) -> Bytes {
-    Bytes::from(octets)
 }
 
 #[cfg(test)]

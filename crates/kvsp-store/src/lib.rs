@@ -7,10 +7,11 @@
 mod block;
 pub mod conformance;
 pub mod disk;
+pub mod fs;
 mod memory;
 mod store;
 
-pub use block::{BlockMeta, BlockName, BlockPart, StoredBlock};
+pub use block::{BlockMeta, BlockName, BlockPart, Held, StoredBlock};
 pub use disk::{DiskConfig, DiskStore};
 pub use memory::MemoryStore;
 pub use store::{BlockStore, StoreError, StoreFuture};

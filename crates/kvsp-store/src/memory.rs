@@ -1,12 +1,12 @@
 //! Blocks in host memory.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvsp_proto::container::LayerRange;
 use kvsp_proto::registry::Tier;
 
-use crate::block::{BlockMeta, BlockName, BlockPart, StoredBlock};
+use crate::block::{BlockMeta, BlockName, BlockPart, Held, StoredBlock};
 use crate::store::{BlockStore, StoreError, StoreFuture};
 
 /// Octets charged for the tables around a block: names, counts, pointers.
@@ -28,14 +28,14 @@ impl MemoryStore {
         Self::default()
     }
 
-    /// Stores a block at once.
+    /// Stores a block at once; more layers of a block that is there take the place of fewer.
     ///
     /// # Errors
     /// [`StoreError::Exists`].
     pub fn insert(&self, block: StoredBlock) -> Result<(), StoreError> {
         let mut blocks = self.lock();
         let name = block.meta.name;
-        if blocks.contains_key(&name) {
+        if blocks.get(&name).is_some_and(|held| !block.extends(&held.meta, held.layers())) {
             return Err(StoreError::Exists);
         }
         blocks.insert(name, block);
@@ -53,6 +53,25 @@ impl MemoryStore {
         self.lock().remove(name)
     }
 
+    /// Keeps no more than the `layers` leading layers of a block, at once; whether it was there. They are
+    /// copied, so that the octets of the others are free when their last reader has gone.
+    pub fn cut(&self, name: &BlockName, layers: u32) -> bool {
+        let Some(block) = self.find(name) else {
+            return false;
+        };
+        // Copied without the lock; what took the block's place meanwhile stays.
+        let shorter = block.leading(layers);
+        let mut blocks = self.lock();
+        let same = |held: &StoredBlock| held.container.bytes().as_ptr() == block.container.bytes().as_ptr();
+        if blocks.get(name).is_some_and(same) {
+            match shorter {
+                Some(shorter) => blocks.insert(*name, shorter),
+                None => blocks.remove(name),
+            };
+        }
+        true
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<BlockName, StoredBlock>> {
         // Each change is one call on the map, which is whole whoever panicked.
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
@@ -64,9 +83,10 @@ impl BlockStore for MemoryStore {
         Tier::Host
     }
 
-    fn charge(&self, meta: &BlockMeta) -> u64 {
-        let layers = meta.layers().count().saturating_mul(LAYER_OCTETS);
-        meta.size().saturating_add(layers).saturating_add(OVERHEAD_OCTETS)
+    fn charge(&self, meta: &BlockMeta, layers: u32) -> u64 {
+        // The tables are those of the whole block, however little is held of it.
+        let tables = meta.layers().count().saturating_mul(LAYER_OCTETS);
+        meta.container_octets(layers).saturating_add(tables).saturating_add(OVERHEAD_OCTETS)
     }
 
     fn put(&self, block: StoredBlock) -> StoreFuture<'_, ()> {
@@ -81,12 +101,21 @@ impl BlockStore for MemoryStore {
         Box::pin(async move { Ok(self.find(&name).and_then(|block| block.part(range))) })
     }
 
+    fn trim(&self, name: BlockName, layers: u32) -> StoreFuture<'_, bool> {
+        Box::pin(async move { Ok(self.cut(&name, layers)) })
+    }
+
     fn delete(&self, name: BlockName) -> StoreFuture<'_, bool> {
         Box::pin(async move { Ok(self.remove(&name).is_some()) })
     }
 
-    fn list(&self) -> StoreFuture<'_, Vec<Arc<BlockMeta>>> {
-        Box::pin(async { Ok(self.lock().values().map(|block| block.meta.clone()).collect()) })
+    fn list(&self) -> StoreFuture<'_, Vec<Held>> {
+        let held = |block: &StoredBlock| Held {
+            meta: block.meta.clone(),
+            layers: block.layers(),
+            octets: self.charge(&block.meta, block.layers()),
+        };
+        Box::pin(async move { Ok(self.lock().values().map(held).collect()) })
     }
 }
 

@@ -1,82 +1,124 @@
 //! The directory of a disk store.
 //!
 //! ```text
-//! FORMAT        "KVSPDISK 1\n", locked by the process that uses the directory
+//! LOCK          locked by the process that uses the directory
+//! FORMAT        "KVSPDISK 2\n"
 //! epoch         the highest epoch handed out, in decimal
 //! blocks/ab/    files of the blocks whose key starts with octet ab, named compat-scope-key
 //! tmp/          files being written; emptied at the start
 //! quarantine/   rotten files
 //! ```
 
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::FileExt as _;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvsp_proto::container::{Container, Header, LayerRange, StreamEvent, StreamParser};
+use kvsp_proto::container::{Container, LayerRange};
 use kvsp_proto::digest::sha256;
 
-use super::{DiskConfig, buffer, format, shared};
-use crate::block::{BlockMeta, BlockName, BlockPart};
+use super::DiskConfig;
+use super::scan::scan;
+use crate::block::{BlockMeta, BlockName, BlockPart, StoredBlock};
+use crate::disk::format;
+use crate::fs::{FileSystem, Lock, OpenFile};
 use crate::store::StoreError;
 
-const FORMAT: &str = "KVSPDISK 1\n";
+const FORMAT: &str = "KVSPDISK 2\n";
 
-/// Octets read at once from the start of a file: the head and header of most models.
-const HEAD_GUESS: usize = 16 << 10;
+/// Longest text file that is read: the format and the epoch.
+const MAX_TEXT_OCTETS: u64 = 64;
 
 #[derive(Debug)]
 pub(super) struct Files {
+    fs: Arc<dyn FileSystem>,
     dir: PathBuf,
     quarantine_octets: u64,
     quarantined: AtomicU64,
     /// Names files that must not clash, within this process.
     serial: AtomicU64,
-    /// Held for its lock.
-    _lock: File,
+    /// Files that a failed write left and could not remove: gone before the next write begins.
+    leftovers: Mutex<Vec<PathBuf>>,
+    _lock: Box<dyn Lock>,
+}
+
+/// The layers of a block that a file holds.
+#[derive(Debug)]
+pub(super) struct Present {
+    pub(super) meta: Arc<BlockMeta>,
+    pub(super) layers: u32,
 }
 
 impl Files {
     /// Opens the directory: itself, and the blocks in it.
-    pub(super) fn open(config: DiskConfig) -> Result<(Self, Vec<Arc<BlockMeta>>), StoreError> {
+    pub(super) fn open(
+        config: DiskConfig,
+        fs: Arc<dyn FileSystem>,
+    ) -> Result<(Self, Vec<Present>), StoreError> {
         let DiskConfig { dir, quarantine_octets } = config;
-        fs::create_dir_all(&dir)?;
-        let lock = lock(&dir)?;
-        for sub in ["blocks", "quarantine", "tmp"] {
-            fs::create_dir_all(dir.join(sub))?;
+        make_durably(fs.as_ref(), &dir)?;
+        let lock = fs.lock(&dir.join("LOCK")).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock => StoreError::Unusable("another process has the directory".into()),
+            _ => StoreError::Io(error),
+        })?;
+        let files = Self {
+            fs,
+            dir,
+            quarantine_octets,
+            quarantined: AtomicU64::new(0),
+            serial: AtomicU64::new(0),
+            leftovers: Mutex::new(Vec::new()),
+            _lock: lock,
+        };
+        let found = files.format()?;
+        if found.as_ref().is_some_and(|found| found != FORMAT) {
+            return Err(StoreError::Unusable("the directory has another format".into()));
         }
-        for octet in 0..=255_u8 {
-            fs::create_dir_all(dir.join("blocks").join(format!("{octet:02x}")))?;
+        files.make_directories()?;
+        if found.is_none() {
+            files.replace(&files.dir.join("FORMAT"), &[FORMAT.as_bytes()])?;
         }
-        for left in fs::read_dir(dir.join("tmp"))? {
-            fs::remove_file(left?.path())?;
-        }
-        sync_dir(&dir.join("blocks"))?;
-        sync_dir(&dir)?;
-        let counters = (AtomicU64::new(0), AtomicU64::new(0));
-        let files = Self { dir, quarantine_octets, quarantined: counters.0, serial: counters.1, _lock: lock };
         let found = files.scan()?;
         Ok((files, found))
     }
 
-    pub(super) fn quarantined(&self) -> u64 {
-        self.quarantined.load(Ordering::Relaxed)
+    fn format(&self) -> Result<Option<String>, StoreError> {
+        Ok(read_text(self.fs.as_ref(), &self.dir.join("FORMAT"))?)
     }
 
-    fn scan(&self) -> Result<Vec<Arc<BlockMeta>>, StoreError> {
-        let mut found = Vec::new();
-        for octet in 0..=255_u8 {
-            for entry in fs::read_dir(self.dir.join("blocks").join(format!("{octet:02x}")))? {
-                let path = entry?.path();
-                match read_meta(&path)? {
-                    Some(meta) if self.path(&meta.name) == path => found.push(meta),
-                    _ => self.set_aside(&path),
-                }
-            }
+    /// Makes what is missing, and makes durable what an earlier process may have left in memory: a name that
+    /// is gone now must not come back after it was reported gone.
+    fn make_directories(&self) -> io::Result<()> {
+        for sub in ["blocks", "quarantine", "tmp"] {
+            make(self.fs.as_ref(), &self.dir.join(sub))?;
+        }
+        for left in self.fs.read_dir(&self.dir.join("tmp"))? {
+            self.fs.remove_file(&left)?;
+        }
+        for shard in self.shards() {
+            make(self.fs.as_ref(), &shard)?;
+            self.fs.sync_dir(&shard)?;
+        }
+        self.fs.sync_dir(&self.dir.join("blocks"))?;
+        self.fs.sync_dir(&self.dir)
+    }
+
+    fn shards(&self) -> impl Iterator<Item = PathBuf> {
+        let blocks = self.dir.join("blocks");
+        (0..=255_u8).map(move |octet| blocks.join(format!("{octet:02x}")))
+    }
+
+    fn scan(&self) -> Result<Vec<Present>, StoreError> {
+        let shards: Vec<_> = self.shards().collect();
+        let (found, strange) = scan(self.fs.as_ref(), &shards, |name| self.path(name))?;
+        for path in strange {
+            self.set_aside(&path);
         }
         Ok(found)
+    }
+
+    pub(super) fn quarantined(&self) -> u64 {
+        self.quarantined.load(Ordering::Relaxed)
     }
 
     fn path(&self, name: &BlockName) -> PathBuf {
@@ -90,200 +132,243 @@ impl Files {
         self.dir.join(sub).join(format!("{}-{serial}", std::process::id()))
     }
 
-    pub(super) fn write(&self, meta: &BlockMeta, container: &[u8]) -> io::Result<()> {
-        self.replace(&self.path(&meta.name), &[&format::encode(meta), container])
+    /// Writes the file of a block that is not there.
+    pub(super) fn write(&self, block: &StoredBlock) -> io::Result<()> {
+        let path = self.path(&block.meta.name);
+        self.clear_leftovers()?;
+        self.place(&path, block)?;
+        self.sync_parent(&path).inspect_err(|_| {
+            // Not known to be durable, so it must not be there.
+            self.discard(path);
+        })
     }
 
-    /// Writes a file whole and durable, or not at all.
-    fn replace(&self, path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+    /// Writes more layers of a block in place of the file of fewer. Where that fails half-way the longer file
+    /// is cut to what was there before; `Err(true)` where even that failed.
+    pub(super) fn extend(&self, block: &StoredBlock, before: u32) -> Result<(), (io::Error, bool)> {
+        let path = self.path(&block.meta.name);
+        self.clear_leftovers().and_then(|()| self.place(&path, block)).map_err(|error| (error, false))?;
+        self.sync_parent(&path).map_err(|error| {
+            let cut = self.fs.open_writable(&path);
+            let cut = cut.and_then(|file| file.truncate(format::file_octets(&block.meta, before)));
+            (error, cut.is_err())
+        })
+    }
+
+    /// Writes a block aside, makes it durable and gives it its name.
+    fn place(&self, path: &Path, block: &StoredBlock) -> io::Result<()> {
+        let head = format::encode(&block.meta);
+        let container = block.container.bytes();
+        // A part has a header of its own; the file has the header of the whole.
+        let data = container.get(block.container.header().octets()..).unwrap_or_default();
+        self.place_parts(path, &[&head, data])
+    }
+
+    fn place_parts(&self, path: &Path, parts: &[&[u8]]) -> io::Result<()> {
         let aside = self.fresh("tmp");
         let written = (|| {
-            let mut file = File::create_new(&aside)?;
+            let file = self.fs.create_new(&aside)?;
+            let mut at = 0;
             for part in parts {
-                file.write_all(part)?;
+                file.write_all_at(part, at)?;
+                at += part.len() as u64;
             }
-            file.sync_all()?;
-            fs::rename(&aside, path)
+            file.sync()?;
+            drop(file);
+            self.fs.rename(&aside, path)
         })();
-        if let Err(error) = written {
-            // Of no use to anyone; where it cannot be removed now, the next start does.
-            let _ = fs::remove_file(&aside);
-            return Err(error);
+        written.inspect_err(|_| self.discard(aside))
+    }
+
+    /// Writes a small file whole and durable, in place of one that is there.
+    fn replace(&self, path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+        self.place_parts(path, parts)?;
+        self.sync_parent(path)
+    }
+
+    fn sync_parent(&self, path: &Path) -> io::Result<()> {
+        path.parent().map_or(Ok(()), |dir| self.fs.sync_dir(dir))
+    }
+
+    /// Removes a file that a failed write made, now or before the next write.
+    fn discard(&self, path: PathBuf) {
+        match self.fs.remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => self.lock_leftovers().push(path),
+            _ => {}
         }
-        if let Err(error) = path.parent().map_or(Ok(()), sync_dir) {
-            // Not known to be durable, so it must not be there.
-            let _ = fs::remove_file(path);
-            return Err(error);
+    }
+
+    /// While something cannot be removed nothing is written, so the list stays as short as the writes that
+    /// fail at once are few.
+    fn clear_leftovers(&self) -> io::Result<()> {
+        let mut leftovers = self.lock_leftovers();
+        while let Some(path) = leftovers.last() {
+            match self.fs.remove_file(path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => drop(leftovers.pop()),
+            }
         }
         Ok(())
     }
 
-    /// The container of a block; `None` where the file went since.
-    pub(super) fn read(&self, meta: &BlockMeta) -> Result<Option<Container>, StoreError> {
-        let Some(file) = open(&self.path(&meta.name))? else {
-            return Ok(None);
+    fn lock_leftovers(&self) -> MutexGuard<'_, Vec<PathBuf>> {
+        self.leftovers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All that is held of a block.
+    pub(super) fn read(&self, present: &Present) -> Result<Container, StoreError> {
+        let meta = &present.meta;
+        let file = self.find(&meta.name)?;
+        let preface = format::preface_octets(meta) as u64;
+        let header = meta.header.encode();
+        let octets = if present.layers == meta.layer_count() {
+            let octets = read_at(file.as_ref(), preface, meta.size())?;
+            check_header(&octets, &header)?;
+            octets
+        } else {
+            check_header(&read_at(file.as_ref(), preface, header.len() as u64)?, &header)?;
+            let leading = LayerRange::from_count(0, present.layers).and_then(|range| meta.header_of(range));
+            let mut octets = leading.ok_or(StoreError::Rotten("it has no layers"))?.encode();
+            let at = format::head_octets(meta) as u64;
+            octets.extend(read_at(file.as_ref(), at, meta.data_octets(present.layers))?);
+            octets
         };
-        let octets = read_at(&file, format::head_octets(meta) as u64, meta.size())?;
-        let container = Container::parse(shared(octets), &format::LIMITS)
+        let container = Container::parse(octets.into(), &format::LIMITS)
             .map_err(|_| StoreError::Rotten("it is no container"))?;
         if !format::is_intact(meta, &container) {
             return Err(StoreError::Rotten("its digests are not those of what was written"));
         }
-        Ok(Some(container))
+        Ok(container)
     }
 
-    /// Some layers that the block has; `None` where the file went since.
-    pub(super) fn read_part(
-        &self,
-        meta: &BlockMeta,
-        range: LayerRange,
-    ) -> Result<Option<BlockPart>, StoreError> {
-        let Some(file) = open(&self.path(&meta.name))? else {
-            return Ok(None);
-        };
-        let lengths = meta.header.lengths();
-        let (first, last) = (range.first() as usize, range.last() as usize);
-        let octets = |lengths: &[(u64, u64)]| lengths.iter().map(|(k, v)| k + v).sum::<u64>();
-        // The header's own sum of all lengths did not overflow, so parts of it do not.
-        let (Some(before), Some(wanted)) = (lengths.get(..first), lengths.get(first..=last)) else {
-            return Ok(None);
-        };
-        let start = (format::head_octets(meta) + meta.header.octets()) as u64 + octets(before);
-        let data = read_at(&file, start, octets(wanted))?;
+    /// Some of the layers that are held.
+    pub(super) fn read_part(&self, meta: &BlockMeta, range: LayerRange) -> Result<BlockPart, StoreError> {
+        let file = self.find(&meta.name)?;
+        let header = meta.header_of(range).ok_or(StoreError::Rotten("it lacks the layers"))?;
+        let start = format::file_octets(meta, range.first());
+        let data = read_at(file.as_ref(), start, header.container_octets() - header.octets() as u64)?;
         let mut at = 0;
-        for (&(k, v), digest) in wanted.iter().zip(meta.layer_digests.iter().skip(first)) {
+        for (&(k, v), digest) in header.lengths().iter().zip(&meta.layer_digests[range.first() as usize..]) {
             let end = at + (k + v) as usize;
             if data.get(at..end).is_none_or(|layer| sha256(layer) != *digest) {
                 return Err(StoreError::Rotten("a layer digest is not that of what was written"));
             }
             at = end;
         }
-        let header = Header::new(meta.codec, range.first(), meta.header.token_count(), wanted.to_vec())
-            .map_err(|_| StoreError::Rotten("its header is no header"))?;
-        Ok(Some(BlockPart { head: header.encode().into(), data: shared(data) }))
+        Ok(BlockPart { head: header.encode().into(), data: data.into() })
     }
 
-    pub(super) fn delete(&self, name: &BlockName) -> io::Result<()> {
-        let path = self.path(name);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        // A deleted block must not come back after a crash.
-        path.parent().map_or(Ok(()), sync_dir)
+    fn find(&self, name: &BlockName) -> Result<Box<dyn OpenFile>, StoreError> {
+        present(self.fs.open(&self.path(name)))?.ok_or(StoreError::Rotten("its file is gone"))
+    }
+
+    /// Cuts a file to its leading layers. Whether the cut is done, though perhaps not durable, where this
+    /// fails.
+    pub(super) fn trim(&self, meta: &BlockMeta, layers: u32) -> Result<(), (io::Error, bool)> {
+        let file = self.fs.open_writable(&self.path(&meta.name)).map_err(|error| (error, false))?;
+        file.truncate(format::file_octets(meta, layers)).map_err(|error| (error, false))?;
+        file.sync().map_err(|error| (error, true))
+    }
+
+    /// Removes a file that may be gone already.
+    pub(super) fn remove(&self, name: &BlockName) -> io::Result<()> {
+        present(self.fs.remove_file(&self.path(name))).map(drop)
+    }
+
+    /// A deleted block must not come back after a crash.
+    pub(super) fn sync_removal(&self, name: &BlockName) -> io::Result<()> {
+        self.sync_parent(&self.path(name))
     }
 
     pub(super) fn quarantine(&self, name: &BlockName) {
         self.set_aside(&self.path(name));
     }
 
-    /// Moves a file to the quarantine, or deletes it where there is no room; it is never read again.
+    /// Moves a file to the quarantine, or deletes it where there is no room; it is never read again. Nothing
+    /// is synced: should it come back after a crash, it is found rotten again.
     fn set_aside(&self, path: &Path) {
         self.quarantined.fetch_add(1, Ordering::Relaxed);
-        let octets = fs::metadata(path).map_or(0, |meta| meta.len());
+        let octets = self.fs.metadata(path).map_or(0, |found| found.octets);
         let room = self.quarantine_octets.saturating_sub(self.quarantine_used());
-        let moved = octets <= room && fs::rename(path, self.fresh("quarantine")).is_ok();
-        if !moved && let Err(error) = fs::remove_file(path) {
+        let moved = octets <= room && self.fs.rename(path, &self.fresh("quarantine")).is_ok();
+        if !moved && let Err(error) = present(self.fs.remove_file(path)) {
             tracing::warn!(%error, "a rotten file can be neither moved aside nor deleted");
         }
     }
 
     fn quarantine_used(&self) -> u64 {
-        let Ok(entries) = fs::read_dir(self.dir.join("quarantine")) else {
+        let Ok(paths) = self.fs.read_dir(&self.dir.join("quarantine")) else {
             return u64::MAX;
         };
-        entries.flatten().filter_map(|entry| entry.metadata().ok()).map(|meta| meta.len()).sum()
+        paths.iter().filter_map(|path| self.fs.metadata(path).ok()).map(|found| found.octets).sum()
     }
 
     pub(super) fn next_epoch(&self, at_least: u64) -> Result<u64, StoreError> {
         let path = self.dir.join("epoch");
-        let before = match fs::read_to_string(&path) {
-            Ok(text) => text.trim().parse::<u64>().unwrap_or(0),
-            Err(error) if error.kind() == ErrorKind::NotFound => 0,
-            Err(error) => return Err(error.into()),
-        };
+        let text = read_text(self.fs.as_ref(), &path)?;
+        let before = text.and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
         let epoch = at_least.max(before.saturating_add(1));
         self.replace(&path, &[format!("{epoch}\n").as_bytes()])?;
         Ok(epoch)
     }
 }
 
-/// The lock of a directory whose format is this one's.
-fn lock(dir: &Path) -> Result<File, StoreError> {
-    let path = dir.join("FORMAT");
-    let mut file = File::options().read(true).append(true).create(true).open(&path)?;
-    file.try_lock().map_err(|_| StoreError::Unusable("another process has the directory".into()))?;
-    let found = fs::read_to_string(&path)?;
-    if found.is_empty() {
-        file.write_all(FORMAT.as_bytes())?;
-        file.sync_all()?;
-    } else if found != FORMAT {
-        return Err(StoreError::Unusable("the directory has another format".into()));
-    }
-    Ok(file)
-}
-
-fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
-}
-
-fn open(path: &Path) -> Result<Option<File>, StoreError> {
-    match File::open(path) {
-        Ok(file) => Ok(Some(file)),
+/// `None` for what is not there.
+fn present<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     }
 }
 
-fn read_at(file: &File, offset: u64, octets: u64) -> Result<Vec<u8>, StoreError> {
+fn make(fs: &dyn FileSystem, path: &Path) -> io::Result<()> {
+    match fs.create_dir(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+/// Makes a directory and those above it that are missing, so that they outlive a crash.
+fn make_durably(fs: &dyn FileSystem, path: &Path) -> io::Result<()> {
+    let Some(parent) = path.parent() else {
+        return Ok(());
+    };
+    // An empty parent is the working directory.
+    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    match make(fs, path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            make_durably(fs, parent)?;
+            make(fs, path)?;
+        }
+        made => made?,
+    }
+    fs.sync_dir(parent)
+}
+
+fn read_text(fs: &dyn FileSystem, path: &Path) -> io::Result<Option<String>> {
+    let Some(file) = present(fs.open(path))? else {
+        return Ok(None);
+    };
+    let mut octets = vec![0; file.octets()?.min(MAX_TEXT_OCTETS) as usize];
+    file.read_exact_at(&mut octets, 0)?;
+    Ok(Some(String::from_utf8_lossy(&octets).into_owned()))
+}
+
+fn check_header(octets: &[u8], header: &[u8]) -> Result<(), StoreError> {
+    let same = octets.starts_with(header);
+    same.then_some(()).ok_or(StoreError::Rotten("its header is not that of what was written"))
+}
+
+pub(super) fn read_at(file: &dyn OpenFile, offset: u64, octets: u64) -> Result<Vec<u8>, StoreError> {
     // A rotten length must not make a reader allocate: what is not there cannot be read.
-    if file.metadata()?.len() < offset.saturating_add(octets) {
+    if file.octets()? < offset.saturating_add(octets) {
         return Err(StoreError::Rotten("it is cut short"));
     }
-    let mut buffer = buffer(octets)?;
-    file.read_exact_at(&mut buffer, offset)?;
-    Ok(buffer)
-}
-
-/// The meta data of a block's file, whose length fits them; `None` where it is not a block's.
-fn read_meta(path: &Path) -> Result<Option<Arc<BlockMeta>>, StoreError> {
-    let file = File::open(path)?;
-    let stat = file.metadata()?;
-    if !stat.is_file() {
-        return Ok(None);
-    }
-    let mut want = HEAD_GUESS;
-    loop {
-        let present = stat.len().min(want as u64);
-        let octets = read_at(&file, 0, present)?;
-        let more = match format::decode(&octets) {
-            None => return Ok(None),
-            Some(Err(more)) => more,
-            Some(Ok((head, length))) => match read_header(&octets, length, head.layer_digests.len()) {
-                Err(None) => return Ok(None),
-                Err(Some(more)) => more,
-                Ok(header) => {
-                    let whole = header.container_octets().checked_add(length as u64);
-                    return Ok((whole == Some(stat.len())).then(|| head.with(header)).flatten());
-                }
-            },
-        };
-        if present == stat.len() || more <= want {
-            return Ok(None);
-        }
-        want = more;
-    }
-}
-
-/// The header of the container that starts at `at`; `Err` with the octets needed, if any help.
-fn read_header(octets: &[u8], at: usize, layers: usize) -> Result<Header, Option<usize>> {
-    use kvsp_proto::container::{ENTRY_OCTETS, HEADER_OCTETS};
-    let length = HEADER_OCTETS + ENTRY_OCTETS * layers;
-    let header = octets.get(at..at + length).ok_or(Some(at + length))?;
-    let mut parser = StreamParser::single(format::LIMITS);
-    parser.push(header.to_vec().into());
-    match parser.next_event() {
-        Ok(Some(StreamEvent::Header(header))) => Ok(header),
-        _ => Err(None),
+    let octets = usize::try_from(octets).map_err(|_| StoreError::Rotten("it does not fit"))?;
+    let mut buffer = vec![0; octets];
+    match file.read_exact_at(&mut buffer, offset) {
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Err(StoreError::Rotten("it is cut short")),
+        read => Ok(read.map(|()| buffer)?),
     }
 }

@@ -1,46 +1,71 @@
-//! The file of a block: self-describing, version 1.
+//! The file of a block: self-describing, version 2.
 //!
 //! ```text
 //! "KVSPBLK" 00    magic                                  8 octets
-//! version         1                                      u32
+//! version         2                                      u32
 //! compat, scope, key                                     32 + 16 + 32
 //! digest of the whole container                          32
 //! producer        its length in octets, UTF-8            u16 + n
 //! layer digests   their number, 32 octets each           u32 + 32 n
-//! digest          SHA-256 of everything before           32
-//! container       to the end of the file                 (draft section 4.3)
+//! digest          SHA-256 of everything before,
+//!                 and of the header and table below      32
+//! zeros           to a multiple of 64 octets
+//! header, table   of the whole container                 (draft section 4.3)
+//! data            K and V of the leading layers, to the end of the file
 //! ```
-//! Integers are in network byte order. An unknown version is refused, not guessed.
+//! Integers are in network byte order. How many layers are held follows from the length of the file, which
+//! ends where a layer ends; the file of a whole block ends with its container. An unknown version is refused,
+//! not guessed.
 
-use std::sync::Arc;
-
-use kvsp_proto::container::{Container, Limits};
-use kvsp_proto::digest::{ReprDigest, sha256};
+use kvsp_proto::container::{
+    Container, ENTRY_OCTETS, HEADER_OCTETS, Header, Limits, StreamEvent, StreamParser,
+};
+use kvsp_proto::digest::{ReprDigest, sha256_parts};
 use kvsp_proto::id::{BlockKey, CompatId, Digest, ScopeId};
 
 use crate::block::{BlockMeta, BlockName};
 
 const MAGIC: &[u8; 8] = b"KVSPBLK\0";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const FIXED_OCTETS: usize = 8 + 4 + 32 + 16 + 32 + 32 + 2 + 4 + 32;
+/// Where the container starts is a multiple of this: copies between buffers that are a few octets apart
+/// within a page are several times slower.
+const ALIGNMENT: usize = 64;
 /// More layers than any holder takes: bounds what a rotten count can make a reader allocate.
 const MAX_LAYERS: usize = 65_536;
 
 /// Containers come from this process or an earlier one, which enforced its own limits.
-pub(super) const LIMITS: Limits = Limits { max_octets: u64::MAX, max_layers: MAX_LAYERS as u32 };
+pub(crate) const LIMITS: Limits = Limits { max_octets: u64::MAX, max_layers: MAX_LAYERS as u32 };
 
-/// The part of a file before the container.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Head {
-    pub(super) name: BlockName,
-    pub(super) producer: String,
-    pub(super) repr_digest: ReprDigest,
-    pub(super) layer_digests: Vec<Digest>,
+/// Octets before the container's own header.
+pub(crate) fn preface_octets(meta: &BlockMeta) -> usize {
+    let exact = FIXED_OCTETS + producer_octets(&meta.producer) + 32 * meta.layer_digests.len();
+    exact.next_multiple_of(ALIGNMENT)
 }
 
-/// Octets before the container.
-pub(super) fn head_octets(meta: &BlockMeta) -> usize {
-    FIXED_OCTETS + producer_octets(&meta.producer) + 32 * meta.layer_digests.len()
+/// Octets before the data: those of [`encode`].
+pub(crate) fn head_octets(meta: &BlockMeta) -> usize {
+    preface_octets(meta) + meta.header.octets()
+}
+
+/// Octets of the file that holds the `layers` leading layers.
+pub(crate) fn file_octets(meta: &BlockMeta, layers: u32) -> u64 {
+    (head_octets(meta) as u64).saturating_add(meta.data_octets(layers))
+}
+
+/// How many layers a file of that length holds; `None` where it does not end with a layer. Layers without
+/// octets count as held.
+pub(crate) fn layers_held(meta: &BlockMeta, file_octets: u64) -> Option<u32> {
+    let mut rest = file_octets.checked_sub(head_octets(meta) as u64)?;
+    let mut layers = 0;
+    for (k, v) in meta.header.lengths() {
+        // The header's own sum of all lengths did not overflow.
+        match rest.checked_sub(k + v) {
+            Some(less) => (rest, layers) = (less, layers + 1),
+            None => break,
+        }
+    }
+    (rest == 0 && layers > 0).then_some(layers)
 }
 
 /// A producer longer than the format holds is cut; names are base URIs or subjects, far shorter.
@@ -48,8 +73,8 @@ const fn producer_octets(producer: &str) -> usize {
     if producer.len() > u16::MAX as usize { u16::MAX as usize } else { producer.len() }
 }
 
-/// The octets before the container.
-pub(super) fn encode(meta: &BlockMeta) -> Vec<u8> {
+/// Everything before the data.
+pub(crate) fn encode(meta: &BlockMeta) -> Vec<u8> {
     let mut out = Vec::with_capacity(head_octets(meta));
     out.extend_from_slice(MAGIC);
     out.extend_from_slice(&VERSION.to_be_bytes());
@@ -64,25 +89,62 @@ pub(super) fn encode(meta: &BlockMeta) -> Vec<u8> {
     for digest in &meta.layer_digests {
         out.extend_from_slice(digest.as_bytes());
     }
-    let digest = sha256(&out);
+    let header = meta.header.encode();
+    let digest = sha256_parts([out.as_slice(), &header]);
     out.extend_from_slice(digest.as_bytes());
+    out.resize(preface_octets(meta), 0);
+    out.extend_from_slice(&header);
     out
 }
 
-/// Reads what [`encode`] wrote, from the start of a file, and how long it was; `None` where it is not that,
-/// `Some(Err(n))` where at least `n` octets of the file are needed to tell.
-pub(super) fn decode(file: &[u8]) -> Option<Result<(Head, usize), usize>> {
+/// Octets do not tell what block they are the start of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Undecided {
+    /// They are not the start of a block's file.
+    NoBlock,
+    /// At least so many octets of the file are needed.
+    More(usize),
+}
+
+/// Reads what [`encode`] wrote, from the start of a file.
+pub(crate) fn decode(file: &[u8]) -> Result<BlockMeta, Undecided> {
     let mut at = Cursor { octets: file, taken: 0 };
-    let head = match at.head() {
-        Ok(head) => head?,
-        Err(More(octets)) => return Some(Err(octets)),
-    };
-    let covered = file.get(..at.taken)?;
-    let digest = match at.take(32) {
-        Ok(digest) => digest,
-        Err(More(octets)) => return Some(Err(octets)),
-    };
-    (sha256(covered).as_bytes().as_slice() == digest).then_some(Ok((head, at.taken)))
+    if at.array::<8>()? != *MAGIC || u32::from_be_bytes(at.array()?) != VERSION {
+        return Err(Undecided::NoBlock);
+    }
+    let name =
+        BlockName { compat: CompatId(at.array()?), scope: ScopeId(at.array()?), key: BlockKey(at.array()?) };
+    let repr_digest = ReprDigest(Digest(at.array()?));
+    let producer = u16::from_be_bytes(at.array()?);
+    let producer = String::from_utf8_lossy(at.take(usize::from(producer))?).into_owned();
+    let layers = u32::from_be_bytes(at.array()?) as usize;
+    if layers > MAX_LAYERS {
+        return Err(Undecided::NoBlock);
+    }
+    let digests = at.take(32 * layers)?.as_chunks::<32>().0;
+    let layer_digests = digests.iter().map(|digest| Digest(*digest)).collect();
+    let covered = at.taken;
+    let digest = at.array::<32>()?;
+    let padding = at.taken.next_multiple_of(ALIGNMENT) - at.taken;
+    let padded = at.take(padding)?.iter().all(|octet| *octet == 0);
+    let header = at.take(HEADER_OCTETS + ENTRY_OCTETS * layers)?;
+    let covered = file.get(..covered).unwrap_or_default();
+    if !padded || sha256_parts([covered, header]).as_bytes() != &digest {
+        return Err(Undecided::NoBlock);
+    }
+    let header = parse_header(header).filter(|header| header.lengths().len() == layers);
+    let header = header.ok_or(Undecided::NoBlock)?;
+    let codec = header.codec().ok_or(Undecided::NoBlock)?;
+    Ok(BlockMeta { name, producer, header, codec, layer_digests, repr_digest })
+}
+
+fn parse_header(octets: &[u8]) -> Option<Header> {
+    let mut parser = StreamParser::single(LIMITS);
+    parser.push(octets.to_vec().into());
+    match parser.next_event() {
+        Ok(Some(StreamEvent::Header(header))) => Some(header),
+        _ => None,
+    }
 }
 
 struct Cursor<'a> {
@@ -90,66 +152,26 @@ struct Cursor<'a> {
     taken: usize,
 }
 
-/// The file must be read to here.
-struct More(usize);
-
 impl<'a> Cursor<'a> {
-    fn take(&mut self, octets: usize) -> Result<&'a [u8], More> {
+    fn take(&mut self, octets: usize) -> Result<&'a [u8], Undecided> {
         let end = self.taken + octets;
-        let taken = self.octets.get(self.taken..end).ok_or(More(end))?;
+        let taken = self.octets.get(self.taken..end).ok_or(Undecided::More(end))?;
         self.taken = end;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], More> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Undecided> {
         let end = self.taken + N;
-        self.take(N)?.try_into().map_err(|_| More(end))
-    }
-
-    fn head(&mut self) -> Result<Option<Head>, More> {
-        if self.array::<8>()? != *MAGIC || u32::from_be_bytes(self.array()?) != VERSION {
-            return Ok(None);
-        }
-        let name = BlockName {
-            compat: CompatId(self.array()?),
-            scope: ScopeId(self.array()?),
-            key: BlockKey(self.array()?),
-        };
-        let repr_digest = ReprDigest(Digest(self.array()?));
-        let producer = u16::from_be_bytes(self.array()?);
-        let producer = String::from_utf8_lossy(self.take(usize::from(producer))?).into_owned();
-        let layers = u32::from_be_bytes(self.array()?) as usize;
-        if layers > MAX_LAYERS {
-            return Ok(None);
-        }
-        let digests = self.take(32 * layers)?.as_chunks::<32>().0;
-        let layer_digests = digests.iter().map(|digest| Digest(*digest)).collect();
-        Ok(Some(Head { name, producer, repr_digest, layer_digests }))
+        self.take(N)?.try_into().map_err(|_| Undecided::More(end))
     }
 }
 
-impl Head {
-    /// The meta data of the block whose container has this header.
-    pub(super) fn with(self, header: kvsp_proto::container::Header) -> Option<Arc<BlockMeta>> {
-        let codec = header.codec()?;
-        if header.layers().count() != self.layer_digests.len() as u64 {
-            return None;
-        }
-        Some(Arc::new(BlockMeta {
-            name: self.name,
-            producer: self.producer,
-            header,
-            codec,
-            layer_digests: self.layer_digests,
-            repr_digest: self.repr_digest,
-        }))
-    }
-}
-
-/// Whether a container read back is the one that the meta data describe. Equal headers and equal layer
-/// digests make an equal whole, so the data is hashed once.
-pub(super) fn is_intact(meta: &BlockMeta, container: &Container) -> bool {
-    *container.header() == meta.header && container.layer_digests() == meta.layer_digests
+/// Whether a container read back is that of the leading layers that the meta data describe. Equal headers
+/// and equal layer digests make an equal whole, so the data is hashed once.
+pub(crate) fn is_intact(meta: &BlockMeta, container: &Container) -> bool {
+    let held = meta.layer_digests.get(..container.header().lengths().len());
+    meta.header_of(container.layers()).is_some_and(|header| header == *container.header())
+        && held.is_some_and(|held| container.layer_digests() == held)
 }
 
 #[cfg(test)]
@@ -159,19 +181,36 @@ mod tests {
 
     #[test]
     fn a_head_survives_and_nothing_shorter_or_changed_does() {
-        let block = sample(1, 3, 8);
-        let octets = encode(&block.meta);
-        assert_eq!(octets.len(), head_octets(&block.meta));
-        let (head, length) = decode(&octets).unwrap().unwrap();
-        assert_eq!(length, octets.len());
-        assert_eq!(head.clone().with(block.meta.header.clone()).unwrap(), block.meta);
-        for cut in 0..octets.len() {
-            assert!(matches!(decode(&octets[..cut]), Some(Err(more)) if more > cut), "{cut}");
+        for layers in [1, 3, 200] {
+            let block = sample(1, layers, 8);
+            let octets = encode(&block.meta);
+            assert_eq!(octets.len(), head_octets(&block.meta));
+            assert_eq!(preface_octets(&block.meta) % 64, 0);
+            assert_eq!(decode(&octets).unwrap(), *block.meta);
+            for cut in 0..octets.len() {
+                assert!(matches!(decode(&octets[..cut]), Err(Undecided::More(more)) if more > cut), "{cut}");
+            }
+            for at in 0..octets.len() {
+                let mut changed = octets.clone();
+                changed[at] ^= 1;
+                assert!(decode(&changed).is_err(), "{at}");
+            }
         }
-        for at in 0..octets.len() {
-            let mut changed = octets.clone();
-            changed[at] ^= 1;
-            assert!(!matches!(decode(&changed), Some(Ok(_))), "{at}");
+    }
+
+    #[test]
+    fn a_length_tells_the_layers_where_it_ends_with_one() {
+        let meta = sample(1, 3, 8).meta;
+        let head = head_octets(&meta) as u64;
+        for octets in 0..head + 60 {
+            let want = [(head + 16, 1), (head + 32, 2), (head + 48, 3)]
+                .iter()
+                .find_map(|(at, layers)| (*at == octets).then_some(*layers));
+            assert_eq!(layers_held(&meta, octets), want, "{octets}");
         }
+        for layers in 1..=3 {
+            assert_eq!(layers_held(&meta, file_octets(&meta, layers)), Some(layers));
+        }
+        assert_eq!(layers_held(&sample(1, 3, 0).meta, head), Some(3));
     }
 }

@@ -38,9 +38,9 @@ async fn blocks_are_there_after_a_restart() {
     let block = sample(1, 200, 40);
     open(dir.path()).await.unwrap().put(block.clone()).await.unwrap();
     let store = open(dir.path()).await.unwrap();
-    assert_eq!(store.list().await.unwrap(), std::slice::from_ref(&block.meta));
+    let octets = fs::metadata(only_file(dir.path())).unwrap().len();
+    assert_eq!(store.list().await.unwrap(), [Held { meta: block.meta.clone(), layers: 200, octets }]);
     assert_eq!(store.get(block.meta.name).await.unwrap().unwrap().container.bytes(), block.container.bytes());
-    assert_eq!(store.charge(&block.meta), fs::metadata(only_file(dir.path())).unwrap().len());
 }
 
 #[tokio::test]
@@ -50,7 +50,7 @@ async fn one_process_has_the_directory() {
     assert!(matches!(open(dir.path()).await, Err(StoreError::Unusable(_))));
     drop(first);
     open(dir.path()).await.unwrap();
-    fs::write(dir.path().join("FORMAT"), "KVSPDISK 2\n").unwrap();
+    fs::write(dir.path().join("FORMAT"), "KVSPDISK 1\n").unwrap();
     assert!(matches!(open(dir.path()).await, Err(StoreError::Unusable(_))));
 }
 
@@ -65,7 +65,7 @@ async fn every_rotten_octet_of_the_container_is_found() {
         store.put(block.clone()).await.unwrap();
         let path = only_file(dir.path());
         let mut octets = fs::read(&path).unwrap();
-        octets[format::head_octets(&block.meta) + at] ^= 1;
+        octets[format::preface_octets(&block.meta) + at] ^= 1;
         fs::write(&path, octets).unwrap();
         // The second layer's octets are the last six; a part does not look at the others.
         if at + 6 >= block.container.bytes().len() {
@@ -131,4 +131,32 @@ async fn epochs_rise_over_restarts_whatever_the_clock() {
     assert_eq!(open(dir.path()).await.unwrap().next_epoch(1000).await.unwrap(), 1000);
     assert_eq!(open(dir.path()).await.unwrap().next_epoch(5).await.unwrap(), 1001);
     assert_eq!(open(dir.path()).await.unwrap().next_epoch(3000).await.unwrap(), 3000);
+}
+
+#[tokio::test]
+async fn a_file_that_somebody_removed_is_missed() {
+    let dir = TempDir::new().unwrap();
+    let block = sample(1, 2, 3);
+    let store = open(dir.path()).await.unwrap();
+    store.put(block.clone()).await.unwrap();
+    fs::remove_file(only_file(dir.path())).unwrap();
+    assert!(matches!(store.get(block.meta.name).await, Err(StoreError::Rotten(_))));
+    assert!(store.list().await.unwrap().is_empty());
+    store.put(block.clone()).await.unwrap();
+    assert!(store.get(block.meta.name).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn what_was_cut_is_cut_after_a_restart() {
+    let dir = TempDir::new().unwrap();
+    let block = sample(1, 4, 30);
+    let store = open(dir.path()).await.unwrap();
+    store.put(block.clone()).await.unwrap();
+    assert!(store.trim(block.meta.name, 2).await.unwrap());
+    drop(store);
+    let octets = fs::metadata(only_file(dir.path())).unwrap().len();
+    let store = open(dir.path()).await.unwrap();
+    assert_eq!(store.list().await.unwrap(), [Held { meta: block.meta.clone(), layers: 2, octets }]);
+    let got = store.get(block.meta.name).await.unwrap().unwrap();
+    assert_eq!(got.container.bytes(), block.leading(2).unwrap().container.bytes());
 }
