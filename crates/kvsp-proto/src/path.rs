@@ -13,6 +13,8 @@ pub const MEDIA_JSON: &str = "application/kvsp+json";
 pub const MEDIA_BLOCK: &str = "application/kvsp-block";
 /// Media type of a sequence of containers (extension `layer-stream`).
 pub const MEDIA_BLOCK_SEQUENCE: &str = "application/kvsp-block-sequence";
+/// Media type of a feed of events.
+pub const MEDIA_EVENTS: &str = "text/event-stream";
 /// Media type of a problem.
 pub const MEDIA_PROBLEM: &str = "application/problem+json";
 /// The header by which an inference request carries its `request_ref`.
@@ -32,6 +34,8 @@ pub const REPLICAS: &str = "replicas";
 pub const HOLDER_ROUTE: &str = "holders/{holder}";
 /// Lookup.
 pub const LOOKUP: &str = "lookup";
+/// The feed of the index's changes.
+pub const EVENTS: &str = "events";
 /// One descriptor.
 pub const DESCRIPTOR_ROUTE: &str = "descriptors/{compat}";
 /// All instances.
