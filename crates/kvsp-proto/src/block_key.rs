@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use hmac::{Hmac, KeyInit as _, Mac as _};
-use sha2::Sha256;
+use kvsp_hash::{Hmac, HmacKey, HmacMessage};
 use zeroize::Zeroizing;
 
 use crate::digest::sha256_parts;
@@ -53,43 +52,61 @@ impl fmt::Debug for ScopeKey {
     }
 }
 
-/// Tokens whose octets are gathered before they are hashed: one call for each token would cost more
-/// than the hash.
+/// What stands before K[i-1] in every message.
+const LABEL: &[u8; 13] = b"KVSP-BLOCK-1\0";
+/// Octets of the Compatibility ID, and of a key.
+const ID_OCTETS: usize = 32;
+/// Where K[i-1] stands in a message.
+const PREVIOUS_AT: usize = LABEL.len() + ID_OCTETS;
+/// Where the tokens stand in a message.
+const TOKENS_AT: usize = PREVIOUS_AT + ID_OCTETS;
+/// Tokens up to which a block's whole message is laid out in memory. A descriptor may name two thousand
+/// million, which must not be allocated on its word.
+const MAX_LAID_OUT_TOKENS: u32 = 4096;
+/// Tokens of larger blocks whose octets are gathered before they are hashed: one call for each token would cost
+/// more than the hash.
 const GATHERED_TOKENS: usize = 256;
 
 /// Computes the Block Keys of one token sequence as its tokens come. A clone forks the sequence.
 #[derive(Clone)]
 pub struct BlockKeyChain {
-    /// Keyed, with "KVSP-BLOCK-1" || 0x00 || `compat_id` taken in: the same for every block.
-    start: Hmac<Sha256>,
-    /// The block in progress.
-    mac: Hmac<Sha256>,
-    gathered: [u8; 4 * GATHERED_TOKENS],
-    gathered_tokens: usize,
+    key: HmacKey,
+    message: Message,
     block_tokens: u32,
     /// Tokens of the block in progress.
     filled: u32,
     last: Option<BlockKey>,
 }
 
+/// The message of the block in progress.
+#[derive(Clone)]
+enum Message {
+    /// In its place, label and `compat_id` included: only K[i-1] and the tokens are written for each block.
+    LaidOut(HmacMessage),
+    /// On its way.
+    Streamed(Box<Streamed>),
+}
+
+#[derive(Clone)]
+struct Streamed {
+    /// With label and `compat_id` taken in: the same for every block.
+    start: Hmac,
+    mac: Hmac,
+    gathered: [u8; 4 * GATHERED_TOKENS],
+    gathered_tokens: usize,
+}
+
 impl BlockKeyChain {
     /// The chain before its first token. A block of 0 tokens, which no descriptor has, never completes.
     #[must_use]
     pub fn new(scope_key: &ScopeKey, compat_id: CompatId, block_tokens: u32) -> Self {
-        let mut start = keyed(&scope_key.0);
-        start.update(b"KVSP-BLOCK-1\0");
-        start.update(compat_id.as_bytes());
-        let mut chain = Self {
-            mac: start.clone(),
-            start,
-            gathered: [0; 4 * GATHERED_TOKENS],
-            gathered_tokens: 0,
-            block_tokens,
-            filled: 0,
-            last: None,
+        let key = HmacKey::new(&scope_key.0);
+        let message = if block_tokens <= MAX_LAID_OUT_TOKENS {
+            Message::LaidOut(lay_out(compat_id, block_tokens))
+        } else {
+            Message::Streamed(Box::new(Streamed::new(&key, compat_id)))
         };
-        chain.begin_block();
-        chain
+        Self { key, message, block_tokens, filled: 0, last: None }
     }
 
     /// Takes in one token; the key of the block that it completes, if it completes one.
@@ -99,7 +116,7 @@ impl BlockKeyChain {
 
     /// Takes in tokens; the keys of the blocks that they complete, in order.
     pub fn extend(&mut self, mut tokens: &[u32]) -> Vec<BlockKey> {
-        let mut keys = Vec::with_capacity(tokens.len() / (self.block_tokens as usize).max(1));
+        let mut keys = Vec::with_capacity(self.blocks_of(tokens.len()));
         while !tokens.is_empty() {
             keys.extend(self.take(&mut tokens));
         }
@@ -114,22 +131,17 @@ impl BlockKeyChain {
             return None;
         }
         let room = (self.block_tokens - self.filled) as usize;
-        let count = room.min(GATHERED_TOKENS - self.gathered_tokens).min(tokens.len());
-        let (now, rest) = tokens.split_at(count);
-        *tokens = rest;
-        let free = &mut self.gathered[4 * self.gathered_tokens..];
-        for (octets, token) in free.chunks_exact_mut(4).zip(now) {
-            octets.copy_from_slice(&token.to_be_bytes());
-        }
-        self.gathered_tokens += count;
+        let count = match &mut self.message {
+            Message::LaidOut(message) => {
+                let at = TOKENS_AT + 4 * self.filled as usize;
+                write_tokens(&mut message.octets_mut()[at..], &tokens[..room.min(tokens.len())])
+            }
+            Message::Streamed(streamed) => streamed.gather(&tokens[..room.min(tokens.len())]),
+        };
+        *tokens = &tokens[count..];
         // At most `room`, which fits.
         self.filled += count as u32;
-        let complete = self.filled == self.block_tokens;
-        if complete || self.gathered_tokens == GATHERED_TOKENS {
-            self.mac.update(&self.gathered[..4 * self.gathered_tokens]);
-            self.gathered_tokens = 0;
-        }
-        complete.then(|| self.complete_block())
+        (self.filled == self.block_tokens).then(|| self.complete_block())
     }
 
     /// The key of the last complete block; `None` before the first is complete.
@@ -145,17 +157,21 @@ impl BlockKeyChain {
     }
 
     fn complete_block(&mut self) -> BlockKey {
-        let mac = std::mem::replace(&mut self.mac, self.start.clone());
-        let key = BlockKey(mac.finalize().into_bytes().into());
-        self.last = Some(key);
+        let key = match &mut self.message {
+            Message::LaidOut(message) => {
+                let key = self.key.mac(message);
+                write_previous(message, &key);
+                key
+            }
+            Message::Streamed(streamed) => streamed.complete(),
+        };
         self.filled = 0;
-        self.begin_block();
-        key
+        *self.last.insert(BlockKey(key))
     }
 
-    /// K[-1] is 32 zero octets.
-    fn begin_block(&mut self) {
-        self.mac.update(self.last.unwrap_or_default().as_bytes());
+    /// Blocks that `tokens` complete at most.
+    fn blocks_of(&self, tokens: usize) -> usize {
+        tokens / (self.block_tokens as usize).max(1) + 1
     }
 }
 
@@ -169,6 +185,60 @@ impl fmt::Debug for BlockKeyChain {
     }
 }
 
+impl Streamed {
+    fn new(key: &HmacKey, compat_id: CompatId) -> Self {
+        let mut start = key.begin();
+        start.update(LABEL);
+        start.update(compat_id.as_bytes());
+        let mut mac = start.clone();
+        mac.update(BlockKey::default().as_bytes());
+        Self { start, mac, gathered: [0; 4 * GATHERED_TOKENS], gathered_tokens: 0 }
+    }
+
+    /// Takes tokens in, as far as the gathering goes; how many.
+    fn gather(&mut self, tokens: &[u32]) -> usize {
+        let count = write_tokens(&mut self.gathered[4 * self.gathered_tokens..], tokens);
+        self.gathered_tokens += count;
+        if self.gathered_tokens == GATHERED_TOKENS {
+            self.hash_gathered();
+        }
+        count
+    }
+
+    fn hash_gathered(&mut self) {
+        self.mac.update(&self.gathered[..4 * self.gathered_tokens]);
+        self.gathered_tokens = 0;
+    }
+
+    fn complete(&mut self) -> [u8; ID_OCTETS] {
+        self.hash_gathered();
+        let key = std::mem::replace(&mut self.mac, self.start.clone()).finish();
+        self.mac.update(&key);
+        key
+    }
+}
+
+/// The message of a first block, without its tokens; K[-1] is 32 zero octets.
+fn lay_out(compat_id: CompatId, block_tokens: u32) -> HmacMessage {
+    let mut message = HmacMessage::new(TOKENS_AT + 4 * block_tokens as usize);
+    message.octets_mut()[..LABEL.len()].copy_from_slice(LABEL);
+    message.octets_mut()[LABEL.len()..PREVIOUS_AT].copy_from_slice(compat_id.as_bytes());
+    message
+}
+
+fn write_previous(message: &mut HmacMessage, key: &[u8; ID_OCTETS]) {
+    message.octets_mut()[PREVIOUS_AT..TOKENS_AT].copy_from_slice(key);
+}
+
+/// Writes tokens in network byte order, as many as there is room for; how many.
+fn write_tokens(room: &mut [u8], tokens: &[u32]) -> usize {
+    let (fours, _) = room.as_chunks_mut::<4>();
+    for (octets, token) in fours.iter_mut().zip(tokens) {
+        *octets = token.to_be_bytes();
+    }
+    fours.len().min(tokens.len())
+}
+
 /// The keys of all complete blocks of `tokens`, in order.
 #[must_use]
 pub fn block_keys(
@@ -180,63 +250,46 @@ pub fn block_keys(
     BlockKeyChain::new(scope_key, compat_id, block_tokens).extend(tokens)
 }
 
-fn keyed(key: &[u8]) -> Hmac<Sha256> {
-    // RFC 2104: a key longer than the hash's block of 64 octets is hashed first, a shorter one
-    // padded with zero octets.
-    let mut block = Zeroizing::new([0_u8; 64]);
-    if key.len() <= block.len() {
-        block[..key.len()].copy_from_slice(key);
-    } else {
-        block[..32].copy_from_slice(crate::digest::sha256(key).as_bytes());
+/// The keys of all complete blocks of two token sequences of one scope, each in order: as [`block_keys`] of
+/// each. The two are hashed together as far as both go, which takes much less time than one after the other.
+#[must_use]
+pub fn block_keys_pair(
+    scope_key: &ScopeKey,
+    compat_id: CompatId,
+    block_tokens: u32,
+    sequences: [&[u32]; 2],
+) -> [Vec<BlockKey>; 2] {
+    if block_tokens == 0 || block_tokens > MAX_LAID_OUT_TOKENS {
+        return sequences.map(|tokens| block_keys(scope_key, compat_id, block_tokens, tokens));
     }
-    Hmac::new(&(*block).into())
+    let key = HmacKey::new(&scope_key.0);
+    let laid_out = lay_out(compat_id, block_tokens);
+    let (mut one, mut other) = (laid_out.clone(), laid_out);
+    let [blocks, other_blocks] = sequences.map(|tokens| tokens.chunks_exact(block_tokens as usize));
+    let common = blocks.len().min(other_blocks.len());
+    let mut keys = [Vec::with_capacity(blocks.len()), Vec::with_capacity(other_blocks.len())];
+    for (block, other_block) in blocks.clone().zip(other_blocks.clone()) {
+        write_tokens(&mut one.octets_mut()[TOKENS_AT..], block);
+        write_tokens(&mut other.octets_mut()[TOKENS_AT..], other_block);
+        let both = key.mac2([&one, &other]);
+        write_previous(&mut one, &both[0]);
+        write_previous(&mut other, &both[1]);
+        for (keys, key) in keys.iter_mut().zip(both) {
+            keys.push(BlockKey(key));
+        }
+    }
+    // One of the two is at its end.
+    let rests = [(one, blocks), (other, other_blocks)];
+    for ((mut message, blocks), keys) in rests.into_iter().zip(&mut keys) {
+        for block in blocks.skip(common) {
+            write_tokens(&mut message.octets_mut()[TOKENS_AT..], block);
+            let next = key.mac(&message);
+            write_previous(&mut message, &next);
+            keys.push(BlockKey(next));
+        }
+    }
+    keys
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(octets: usize) -> ScopeKey {
-        ScopeKey::new(vec![7; octets]).unwrap()
-    }
-
-    #[test]
-    fn a_short_key_is_none_and_no_key_is_shown() {
-        assert_eq!(ScopeKey::new(vec![0; 31]).unwrap_err(), ScopeKeyError { octets: 31 });
-        assert_eq!(format!("{:?}", key(32)), "ScopeKey(redacted)");
-        assert!(!format!("{:?}", BlockKeyChain::new(&key(32), CompatId::default(), 1)).contains("mac"));
-    }
-
-    #[test]
-    fn keys_are_those_of_hmac_over_the_whole_message() {
-        for octets in [32, 63, 64, 65, 200] {
-            let tokens: Vec<u32> = (0..300_u32).map(|i| i.wrapping_mul(0x0101_0101)).collect();
-            let mut previous = [0_u8; 32];
-            for (i, got) in block_keys(&key(octets), CompatId([9; 32]), 100, &tokens).into_iter().enumerate()
-            {
-                let mut mac = Hmac::<Sha256>::new_from_slice(&vec![7; octets]).unwrap();
-                mac.update(b"KVSP-BLOCK-1\0");
-                mac.update(&[9; 32]);
-                mac.update(&previous);
-                for token in &tokens[100 * i..100 * (i + 1)] {
-                    mac.update(&token.to_be_bytes());
-                }
-                previous = mac.finalize().into_bytes().into();
-                assert_eq!(got.0, previous);
-            }
-        }
-    }
-
-    #[test]
-    fn a_partial_block_has_no_key_and_a_fork_goes_its_own_way() {
-        let mut chain = BlockKeyChain::new(&key(32), CompatId::default(), 3);
-        assert_eq!((chain.push(1), chain.push(2), chain.partial_tokens()), (None, None, 2));
-        let mut fork = chain.clone();
-        let (a, b) = (chain.push(3).unwrap(), fork.push(4).unwrap());
-        assert_ne!(a, b);
-        assert_eq!((chain.last(), chain.partial_tokens()), (Some(a), 0));
-        assert_eq!(block_keys(&key(32), CompatId::default(), 3, &[1, 2, 3, 4, 5]), [a]);
-        assert_eq!(block_keys(&key(32), CompatId::default(), 3, &[1, 2, 4]), [b]);
-        assert_eq!(block_keys(&key(32), CompatId::default(), 0, &[1, 2, 3]), []);
-    }
-}
+mod tests;

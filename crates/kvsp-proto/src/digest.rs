@@ -4,7 +4,7 @@ use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use sha2::{Digest as _, Sha256};
+use kvsp_hash::Sha256;
 
 use crate::id::Digest;
 
@@ -27,7 +27,7 @@ impl Hasher {
     /// The digest of everything taken in.
     #[must_use]
     pub fn finish(self) -> Digest {
-        Digest(self.0.finalize().into())
+        Digest(self.0.finish())
     }
 }
 

@@ -179,6 +179,58 @@ fn a_stream_refuses_a_count_or_length_before_its_octets_come() {
     assert_eq!(parser.finish(), Err(ContainerError::TooLarge { max: 1 << 20 }));
 }
 
+/// The digests of octets that arrive in pieces of `chunk`.
+fn hashed(octets: &[u8], chunk: usize) -> Result<(ReprDigest, Vec<Digest>), ContainerError> {
+    let mut hasher = ContainerHasher::new(LIMITS);
+    for piece in octets.chunks(chunk.max(1)) {
+        hasher.update(piece)?;
+    }
+    hasher.finish()
+}
+
+#[test]
+fn a_layers_digest_is_there_with_its_last_octet() {
+    let container = sample();
+    let mut hasher = ContainerHasher::new(LIMITS);
+    let mut seen = Vec::new();
+    for octet in container.bytes() {
+        hasher.update(&[*octet]).unwrap();
+        seen.push((hasher.header().is_some(), hasher.layer_digests().len()));
+    }
+    // Header and table have 68 octets, each layer 8.
+    let want: Vec<_> = (1..=92_usize).map(|at| (at >= 68, at.saturating_sub(68) / 8)).collect();
+    assert_eq!(seen, want);
+    assert_eq!(hasher.layer_digests(), container.layer_digests());
+    let mut trailing = hasher.clone();
+    assert_eq!(hasher.finish().unwrap(), (container.repr_digest(), container.layer_digests()));
+    for _ in 0..2 {
+        assert_eq!(trailing.update(&[0]), Err(Malformed::Trailing.into()));
+    }
+    assert_eq!(trailing.finish(), Err(Malformed::Trailing.into()));
+}
+
+#[test]
+fn empty_layers_have_digests() {
+    let none: &[u8] = &[];
+    for sections in [vec![(none, none); 3], vec![(none, none), (b"k", b"v"), (none, none)]] {
+        let container = Container::build(Codec::RAW, 0, 1, &sections).unwrap();
+        let want = (container.repr_digest(), container.layer_digests());
+        assert_eq!(container.digests(), want);
+        assert_eq!(hashed(container.bytes(), 1), Ok(want));
+    }
+}
+
+#[test]
+fn a_hasher_refuses_a_count_or_length_before_its_octets_come() {
+    let mut hasher = ContainerHasher::new(LIMITS);
+    assert_eq!(
+        hasher.update(&patched(12, &[0, 0, 0xFF, 0xFF])[..20]),
+        Err(ContainerError::TooManyLayers { max: 64 })
+    );
+    let mut hasher = ContainerHasher::new(LIMITS);
+    assert_eq!(hasher.update(&patched(22, &[1])[..68]), Err(ContainerError::TooLarge { max: 1 << 20 }));
+}
+
 fn containers() -> impl Strategy<Value = Container> {
     let section = || prop::collection::vec(any::<u8>(), 0..40);
     let codec = any::<u16>().prop_filter_map("valid", Codec::new);
@@ -224,9 +276,18 @@ proptest! {
         let octets = Bytes::from(octets);
         let whole = Container::parse(octets.clone(), &LIMITS);
         let streamed = stream(&mut StreamParser::single(LIMITS), &octets, chunk);
+        let digests = hashed(&octets, chunk);
         match whole {
-            Ok(container) => prop_assert_eq!(streamed.unwrap(), expected(&container)),
-            Err(_) => prop_assert!(streamed.is_err()),
+            Ok(container) => {
+                prop_assert_eq!(streamed.unwrap(), expected(&container));
+                let want = (container.repr_digest(), container.layer_digests());
+                prop_assert_eq!(container.digests(), want.clone());
+                prop_assert_eq!(digests, Ok(want));
+            }
+            Err(_) => {
+                prop_assert!(streamed.is_err());
+                prop_assert!(digests.is_err());
+            }
         }
     }
 
