@@ -2,13 +2,14 @@
 //! section 6.6, profile section 5 "Holder").
 //!
 //! Octets are counted once per principal and block however many leases cover it, and once per block in
-//! the total. Identifiers and idempotency keys belong to their principal: for others they do not exist.
+//! the total of the tier that keeps it whole. Identifiers and idempotency keys belong to their principal: for others they do not exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use uuid::Uuid;
 
+use crate::tier::{Level, PerLevel};
 use crate::time::Time;
 
 /// What a set of leases enforces.
@@ -18,7 +19,7 @@ pub struct LeaseLimits {
     pub max_ttl_ms: u64,
     /// Octets of distinct blocks that one principal may have under lease.
     pub principal_octets: u64,
-    /// Octets of distinct blocks that all leases together may cover.
+    /// Octets of distinct blocks that all leases together may cover, in all tiers.
     pub total_octets: u64,
     /// Leases that one principal may have; bounds memory, not octets.
     pub principal_leases: usize,
@@ -65,13 +66,24 @@ pub enum LeaseError {
     KeyReused,
 }
 
+/// A block that is held, as a lease counts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeldBlock<K> {
+    /// The block.
+    pub key: K,
+    /// The tier that keeps it whole.
+    pub level: Level,
+    /// Its octets there.
+    pub octets: u64,
+}
+
 /// A request for a lease, its blocks looked up already.
 #[derive(Debug, Clone)]
 pub struct Wanted<K> {
     /// The identifier to give to the lease, unless the idempotency key names an earlier one.
     pub id: Uuid,
-    /// Distinct blocks that are held, with their octets.
-    pub held: Vec<(K, u64)>,
+    /// Distinct blocks that are held.
+    pub held: Vec<HeldBlock<K>>,
     /// The TTL asked for, in ms.
     pub ttl_ms: u64,
     /// The idempotency key and a fingerprint of the request that came with it.
@@ -88,6 +100,7 @@ struct Granted<K> {
 #[derive(Debug)]
 struct Covered {
     octets: u64,
+    level: Level,
     leases: u32,
 }
 
@@ -110,24 +123,26 @@ impl<K> Default for Account<K> {
 #[derive(Debug)]
 pub struct Leases<K> {
     limits: LeaseLimits,
+    tier_limits: PerLevel<u64>,
     leases: BTreeMap<Uuid, Granted<K>>,
     ends: BTreeSet<(Time, Uuid)>,
     accounts: BTreeMap<Arc<str>, Account<K>>,
     covered: BTreeMap<K, Covered>,
-    octets: u64,
+    octets: PerLevel<u64>,
 }
 
 impl<K: Copy + Ord> Leases<K> {
-    /// No leases yet.
+    /// No leases yet; `tier_limits` bounds the octets of distinct blocks under lease in each tier.
     #[must_use]
-    pub fn new(limits: LeaseLimits) -> Self {
+    pub fn new(limits: LeaseLimits, tier_limits: PerLevel<u64>) -> Self {
         Self {
             limits,
+            tier_limits,
             leases: BTreeMap::new(),
             ends: BTreeSet::new(),
             accounts: BTreeMap::new(),
             covered: BTreeMap::new(),
-            octets: 0,
+            octets: PerLevel::default(),
         }
     }
 
@@ -147,10 +162,16 @@ impl<K: Copy + Ord> Leases<K> {
         self.covered.contains_key(key)
     }
 
-    /// Octets of distinct blocks under lease.
+    /// Octets of distinct blocks under lease, in all tiers.
     #[must_use]
-    pub const fn octets(&self) -> u64 {
-        self.octets
+    pub fn octets(&self) -> u64 {
+        self.octets.iter().fold(0, |sum, (_, octets)| sum.saturating_add(*octets))
+    }
+
+    /// Octets of distinct blocks under lease, by tier.
+    #[must_use]
+    pub const fn octets_by_tier(&self) -> &PerLevel<u64> {
+        &self.octets
     }
 
     /// Number of leases.
@@ -191,7 +212,7 @@ impl<K: Copy + Ord> Leases<K> {
         Ok(self.grant(principal, wanted, now))
     }
 
-    fn check_limits(&self, principal: &str, held: &[(K, u64)], now: Time) -> Result<(), LeaseError> {
+    fn check_limits(&self, principal: &str, held: &[HeldBlock<K>], now: Time) -> Result<(), LeaseError> {
         let account = self.accounts.get(principal);
         if account.is_some_and(|account| account.leases.len() >= self.limits.principal_leases) {
             return Err(LeaseError::TooMany);
@@ -200,7 +221,13 @@ impl<K: Copy + Ord> Leases<K> {
         let asked = sum(held, |key| account.is_some_and(|account| account.blocks.contains_key(key)));
         self.check_quota(asked, leased, self.limits.principal_octets, Some(principal), now)?;
         let asked = sum(held, |key| self.covered.contains_key(key));
-        self.check_quota(asked, self.octets, self.limits.total_octets, None, now)
+        self.check_quota(asked, self.octets(), self.limits.total_octets, None, now)?;
+        for (level, limit) in self.tier_limits.iter() {
+            let here: Vec<_> = held.iter().filter(|block| block.level == level).copied().collect();
+            let asked = sum(&here, |key| self.covered.contains_key(key));
+            self.check_quota(asked, self.octets[level], *limit, None, now)?;
+        }
+        Ok(())
     }
 
     fn check_quota(
@@ -211,7 +238,7 @@ impl<K: Copy + Ord> Leases<K> {
         principal: Option<&str>,
         now: Time,
     ) -> Result<(), LeaseError> {
-        if leased.saturating_add(asked) <= limit {
+        if asked == 0 || leased.saturating_add(asked) <= limit {
             return Ok(());
         }
         let ends = self.ends.iter().find(|(_, id)| {
@@ -225,10 +252,10 @@ impl<K: Copy + Ord> Leases<K> {
     fn grant(&mut self, principal: &str, wanted: Wanted<K>, now: Time) -> Lease<K> {
         let principal: Arc<str> = principal.into();
         let account = self.accounts.entry(principal.clone()).or_default();
-        for &(key, octets) in &wanted.held {
+        for &HeldBlock { key, level, octets } in &wanted.held {
             let covered = self.covered.entry(key).or_insert_with(|| {
-                self.octets = self.octets.saturating_add(octets);
-                Covered { octets, leases: 0 }
+                self.octets[level] = self.octets[level].saturating_add(octets);
+                Covered { octets, level, leases: 0 }
             });
             covered.leases = covered.leases.saturating_add(1);
             let count = account.blocks.entry(key).or_insert_with(|| {
@@ -241,7 +268,7 @@ impl<K: Copy + Ord> Leases<K> {
         let lease = Lease {
             id: wanted.id,
             until: now.after_millis(wanted.ttl_ms.min(self.limits.max_ttl_ms)),
-            granted: wanted.held.iter().map(|&(key, _)| key).collect(),
+            granted: wanted.held.iter().map(|block| block.key).collect(),
         };
         let idempotency = wanted.idempotency.map(|(key, fingerprint)| {
             account.keys.insert(key.clone(), (fingerprint, lease.id));
@@ -295,7 +322,7 @@ impl<K: Copy + Ord> Leases<K> {
         let Some(covered) = self.covered.remove(key) else {
             return;
         };
-        self.octets = self.octets.saturating_sub(covered.octets);
+        self.octets[covered.level] = self.octets[covered.level].saturating_sub(covered.octets);
         for account in self.accounts.values_mut() {
             if account.blocks.remove(key).is_some() {
                 account.octets = account.octets.saturating_sub(covered.octets);
@@ -321,12 +348,14 @@ impl<K: Copy + Ord> Leases<K> {
             account.keys.remove(&key);
         }
         for key in &*lease.granted {
-            let octets = self.covered.get(key).map_or(0, |covered| covered.octets);
+            let Some(&Covered { octets, level, .. }) = self.covered.get(key) else {
+                continue;
+            };
             if count_down(&mut account.blocks, key, |count| count) {
                 account.octets = account.octets.saturating_sub(octets);
             }
             if count_down(&mut self.covered, key, |covered| &mut covered.leases) {
-                self.octets = self.octets.saturating_sub(octets);
+                self.octets[level] = self.octets[level].saturating_sub(octets);
             }
         }
         if account.leases.is_empty() {
@@ -336,8 +365,9 @@ impl<K: Copy + Ord> Leases<K> {
 }
 
 /// Octets of the blocks that are not counted yet.
-fn sum<K>(held: &[(K, u64)], counted: impl Fn(&K) -> bool) -> u64 {
-    held.iter().filter(|(key, _)| !counted(key)).fold(0, |sum, (_, octets)| sum.saturating_add(*octets))
+fn sum<K>(held: &[HeldBlock<K>], counted: impl Fn(&K) -> bool) -> u64 {
+    let new = held.iter().filter(|block| !counted(&block.key));
+    new.fold(0, |sum, block| sum.saturating_add(block.octets))
 }
 
 /// Takes one off a count; whether it was the last, which removes the entry.

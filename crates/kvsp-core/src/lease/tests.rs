@@ -4,7 +4,12 @@ const LIMITS: LeaseLimits =
     LeaseLimits { max_ttl_ms: 1000, principal_octets: 100, total_octets: 150, principal_leases: 3 };
 
 fn wanted(id: u128, held: &[(u32, u64)]) -> Wanted<u32> {
-    Wanted { id: Uuid::from_u128(id), held: held.to_vec(), ttl_ms: 500, idempotency: None }
+    let held = held.iter().map(|&(key, octets)| HeldBlock { key, level: Level::Disk, octets }).collect();
+    Wanted { id: Uuid::from_u128(id), held, ttl_ms: 500, idempotency: None }
+}
+
+fn leases() -> Leases<u32> {
+    Leases::new(LIMITS, PerLevel::new(u64::MAX, u64::MAX, u64::MAX))
 }
 
 fn at(ms: u64) -> Time {
@@ -13,7 +18,7 @@ fn at(ms: u64) -> Time {
 
 #[test]
 fn a_lease_ends_on_time_and_not_before() {
-    let mut leases = Leases::new(LIMITS);
+    let mut leases = leases();
     let lease = leases.create("a", wanted(1, &[(7, 10)]), at(0)).unwrap();
     assert_eq!(lease.until, at(500));
     leases.expire(Time::from_micros(499_999));
@@ -26,7 +31,7 @@ fn a_lease_ends_on_time_and_not_before() {
 
 #[test]
 fn a_ttl_is_cut_and_may_be_shortened() {
-    let mut leases = Leases::new(LIMITS);
+    let mut leases = leases();
     let id = leases.create("a", Wanted { ttl_ms: u64::MAX, ..wanted(1, &[(7, 10)]) }, at(5)).unwrap().id;
     assert_eq!(leases.get("a", id).unwrap().until, at(1005));
     assert_eq!(leases.renew("a", id, u64::MAX, at(10)).unwrap().until, at(1010));
@@ -36,7 +41,7 @@ fn a_ttl_is_cut_and_may_be_shortened() {
 
 #[test]
 fn octets_are_limited_for_one_and_for_all() {
-    let mut leases = Leases::new(LIMITS);
+    let mut leases = leases();
     let refused = leases.create("a", wanted(1, &[(1, 60), (2, 41)]), at(0));
     assert_eq!(refused, Err(LeaseError::Quota { asked: 101, leased: 0, limit: 100, retry_ms: None }));
     leases.create("a", wanted(2, &[(1, 60), (2, 40)]), at(0)).unwrap();
@@ -54,7 +59,7 @@ fn octets_are_limited_for_one_and_for_all() {
 
 #[test]
 fn leases_are_counted_too() {
-    let mut leases = Leases::new(LIMITS);
+    let mut leases = leases();
     for id in 1..=3 {
         leases.create("a", wanted(id, &[(1, 1)]), at(0)).unwrap();
     }
@@ -64,7 +69,7 @@ fn leases_are_counted_too() {
 
 #[test]
 fn a_lease_belongs_to_its_principal() {
-    let mut leases = Leases::new(LIMITS);
+    let mut leases = leases();
     let id = leases.create("a", wanted(1, &[(1, 1)]), at(0)).unwrap().id;
     assert_eq!(leases.get("b", id), Err(LeaseError::Unknown));
     assert_eq!(leases.renew("b", id, 1, at(0)), Err(LeaseError::Unknown));
@@ -75,7 +80,7 @@ fn a_lease_belongs_to_its_principal() {
 
 #[test]
 fn an_idempotency_key_returns_the_first_lease_of_its_principal() {
-    let mut leases = Leases::new(LIMITS);
+    let mut leases = leases();
     let keyed = |id, print| Wanted { idempotency: Some(("k".into(), [print; 32])), ..wanted(id, &[(1, 1)]) };
     let first = leases.create("a", keyed(1, 0), at(0)).unwrap();
     assert_eq!(leases.create("a", keyed(2, 0), at(10)).unwrap(), first);
@@ -87,7 +92,7 @@ fn an_idempotency_key_returns_the_first_lease_of_its_principal() {
 
 #[test]
 fn a_block_is_free_once_its_last_lease_is_gone() {
-    let mut leases = Leases::new(LIMITS);
+    let mut leases = leases();
     let first = leases.create("a", wanted(1, &[(1, 5), (2, 5)]), at(0)).unwrap();
     let second = leases.create("b", wanted(2, &[(1, 5)]), at(0)).unwrap();
     leases.release("a", first.id).unwrap();
@@ -99,7 +104,7 @@ fn a_block_is_free_once_its_last_lease_is_gone() {
 
 #[test]
 fn a_lost_block_leaves_its_leases() {
-    let mut leases = Leases::new(LIMITS);
+    let mut leases = leases();
     let id = leases.create("a", wanted(1, &[(1, 5), (2, 6)]), at(0)).unwrap().id;
     leases.forget(&1);
     assert_eq!(leases.octets(), 6);
@@ -109,4 +114,23 @@ fn a_lost_block_leaves_its_leases() {
     leases.release("a", id).unwrap();
     assert!(leases.covers(&1));
     assert_eq!(leases.octets(), 50);
+}
+
+#[test]
+fn each_tier_has_a_limit_of_its_own() {
+    let mut leases = Leases::new(LIMITS, PerLevel::new(0, 20, 30));
+    let on =
+        |id, level, key, octets| Wanted { held: vec![HeldBlock { key, level, octets }], ..wanted(id, &[]) };
+    leases.create("a", on(1, Level::Disk, 1, 20), at(0)).unwrap();
+    assert!(matches!(
+        leases.create("a", on(2, Level::Disk, 2, 1), at(0)),
+        Err(LeaseError::Quota { asked: 1, leased: 20, limit: 20, .. })
+    ));
+    leases.create("a", on(3, Level::Object, 3, 30), at(0)).unwrap();
+    leases.create("a", on(4, Level::Disk, 1, 20), at(0)).unwrap();
+    assert_eq!(leases.octets_by_tier(), &PerLevel::new(0, 20, 30));
+    for id in [1, 3, 4] {
+        leases.release("a", Uuid::from_u128(id)).unwrap();
+    }
+    assert_eq!(leases.octets(), 0);
 }

@@ -9,9 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
+use super::level::{Level, PerLevel};
 use super::policy::{EvictionPolicy, LeastRecentlyUsed};
 use super::shelf::Shelf;
-use crate::lease::{Lease, LeaseError, LeaseLimits, Leases, Wanted};
+use crate::lease::{HeldBlock, Lease, LeaseError, LeaseLimits, Leases, Wanted};
 use crate::time::Time;
 
 /// The octets that a block takes in each tier, headers included.
@@ -117,7 +118,7 @@ impl<K: Copy + Ord + Send + std::fmt::Debug + 'static> Holdings<K> {
         Self {
             host: host.map(shelf),
             disk: disk.map(shelf),
-            leases: Leases::new(limits),
+            leases: Leases::new(limits, PerLevel::new(u64::MAX, u64::MAX, u64::MAX)),
             moving: BTreeMap::new(),
             adopted: BTreeSet::new(),
             adopted_until: Time::default(),
@@ -341,7 +342,7 @@ impl<K: Copy + Ord + Send + std::fmt::Debug + 'static> Holdings<K> {
         let mut seen = BTreeSet::new();
         for key in request.keys.iter().filter(|key| seen.insert(**key)) {
             if let Some(octets) = self.home().and_then(|home| home.octets(key)) {
-                wanted.held.push((*key, octets));
+                wanted.held.push(HeldBlock { key: *key, level: Level::Host, octets });
             }
         }
         let lease = self.leases.create(principal, wanted, now)?;

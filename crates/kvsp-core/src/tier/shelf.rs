@@ -46,6 +46,17 @@ impl<K: Copy + Ord> Shelf<K> {
         self.blocks.is_empty()
     }
 
+    /// Octets that can be reserved without anything going.
+    #[must_use]
+    pub const fn free(&self) -> u64 {
+        self.capacity.saturating_sub(self.used())
+    }
+
+    /// The blocks in the order in which they should go.
+    pub fn order(&self) -> impl Iterator<Item = K> + '_ {
+        self.policy.order()
+    }
+
     /// The octets of a block that is held.
     #[must_use]
     pub fn octets(&self, key: &K) -> Option<u64> {
@@ -104,6 +115,14 @@ impl<K: Copy + Ord> Shelf<K> {
         }
         self.used = self.used.saturating_add(octets);
         self.policy.insert(key);
+    }
+
+    /// A block takes fewer or more octets than before; its place in the order stays.
+    pub fn resize(&mut self, key: &K, octets: u64) {
+        if let Some(held) = self.blocks.get_mut(key) {
+            self.used = self.used.saturating_sub(*held).saturating_add(octets);
+            *held = octets;
+        }
     }
 
     /// Takes a block off; its octets, where it was there.
