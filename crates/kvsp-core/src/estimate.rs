@@ -196,11 +196,12 @@ pub fn recompute_us(tokens: u64, prefill_tokens_per_s: f64) -> Option<u64> {
 /// Rounds up to a whole µs; `None` for what is no duration or beyond the integers of I-JSON.
 #[must_use]
 pub fn whole_us(us: f64) -> Option<u64> {
-    /// Sums and quotients of doubles are off by a few units in the last place: what is above a whole
-    /// number by no more than that is that number.
-    const SLACK: f64 = 1e-12;
+    /// Sums and quotients of doubles, and decimal rates as doubles, are off by a few units in the last place:
+    /// what is above a whole number by no more than that is that number.
+    const SLACK: f64 = 4.0 * f64::EPSILON;
     const MAX: f64 = kvsp_proto::json::MAX_INTEGER as f64;
-    let up = (us * (1.0 - SLACK)).ceil();
+    let whole = us.floor();
+    let up = if us - whole <= us * SLACK { whole } else { whole + 1.0 };
     (us >= 0.0 && up <= MAX).then_some(up as u64)
 }
 

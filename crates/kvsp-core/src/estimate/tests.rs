@@ -143,6 +143,10 @@ fn rates_that_are_none_make_estimates_absent() {
         assert_eq!(recompute_us(1, rate), None, "{rate}");
     }
     assert_eq!(recompute_us(1 << 53, 1e-9), None, "beyond the integers");
+    assert_eq!(recompute_us(3, 0.3), Some(10_000_000), "0.3 is a little less as a double");
+    for tokens in [1, 1_000, 16_384, 999_983, 8_999_999] {
+        assert_eq!(recompute_us(tokens, 0.001), Some(tokens * 1_000_000_000), "{tokens} tokens");
+    }
 }
 
 #[test]
