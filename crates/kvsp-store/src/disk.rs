@@ -73,13 +73,7 @@ impl DiskStore {
     /// # Errors
     /// As [`Self::open`].
     pub async fn open_on(config: DiskConfig, fs: Arc<dyn FileSystem>) -> Result<Self, StoreError> {
-        let inner = blocking(move || {
-            let (files, found) = Files::open(config, fs)?;
-            let blocks = found.into_iter().map(|found| (found.meta.name, Arc::new(found))).collect();
-            let table = Mutex::new(Table { blocks, ..Table::default() });
-            Ok(Inner { files, table, changed: Condvar::new() })
-        })
-        .await?;
+        let inner = blocking(move || Inner::open(config, fs)).await?;
         Ok(Self { inner: Arc::new(inner), slots: Arc::new(Semaphore::new(MAX_CONCURRENT)) })
     }
 
@@ -133,6 +127,13 @@ impl Drop for Changing<'_> {
 }
 
 impl Inner {
+    fn open(config: DiskConfig, fs: Arc<dyn FileSystem>) -> Result<Self, StoreError> {
+        let (files, found) = Files::open(config, fs)?;
+        let blocks = found.into_iter().map(|found| (found.meta.name, Arc::new(found))).collect();
+        let table = Mutex::new(Table { blocks, ..Table::default() });
+        Ok(Self { files, table, changed: Condvar::new() })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         // Each change is one call on a map, which is whole whoever panicked.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)

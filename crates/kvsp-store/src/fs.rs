@@ -14,17 +14,17 @@ pub trait FileSystem: fmt::Debug + Send + Sync + 'static {
     /// `AlreadyExists`; I/O.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
 
-    /// The paths in a directory, ordered.
+    /// What is in a directory, ordered by path.
     ///
     /// # Errors
     /// I/O.
-    fn read_dir(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
+    fn read_dir(&self, path: &Path) -> io::Result<Vec<Entry>>;
 
-    /// What a path is.
+    /// The length of a file in octets.
     ///
     /// # Errors
     /// `NotFound`; I/O.
-    fn metadata(&self, path: &Path) -> io::Result<Metadata>;
+    fn octets(&self, path: &Path) -> io::Result<u64>;
 
     /// Opens a file for reading.
     ///
@@ -105,11 +105,11 @@ pub trait OpenFile: fmt::Debug + Send + Sync {
 /// A lock that is held until it is dropped.
 pub trait Lock: fmt::Debug + Send + Sync {}
 
-/// What a path is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Metadata {
-    /// The length in octets.
-    pub octets: u64,
+/// What is in a directory.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    /// Its path: that of the directory, and its name.
+    pub path: PathBuf,
     /// Whether it is a file, itself and not as a link.
     pub is_file: bool,
 }
@@ -123,15 +123,18 @@ impl FileSystem for LocalFileSystem {
         fs::create_dir(path)
     }
 
-    fn read_dir(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        let mut paths = fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
-        paths.sort_unstable();
-        Ok(paths)
+    fn read_dir(&self, path: &Path) -> io::Result<Vec<Entry>> {
+        let entry = |found: io::Result<fs::DirEntry>| {
+            let found = found?;
+            Ok(Entry { path: found.path(), is_file: found.file_type()?.is_file() })
+        };
+        let mut entries = fs::read_dir(path)?.map(entry).collect::<io::Result<Vec<_>>>()?;
+        entries.sort_unstable();
+        Ok(entries)
     }
 
-    fn metadata(&self, path: &Path) -> io::Result<Metadata> {
-        let found = fs::symlink_metadata(path)?;
-        Ok(Metadata { octets: found.len(), is_file: found.is_file() })
+    fn octets(&self, path: &Path) -> io::Result<u64> {
+        Ok(fs::symlink_metadata(path)?.len())
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {

@@ -10,6 +10,8 @@ pub mod disk;
 pub mod fs;
 mod memory;
 mod store;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use block::{BlockMeta, BlockName, BlockPart, Held, StoredBlock};
 pub use disk::{DiskConfig, DiskStore};

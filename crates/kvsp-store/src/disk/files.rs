@@ -76,8 +76,9 @@ impl Files {
         }
         files.make_directories()?;
         if found.is_none() {
-            files.replace(&files.dir.join("FORMAT"), &[FORMAT.as_bytes()])?;
+            files.place_parts(&files.dir.join("FORMAT"), &[FORMAT.as_bytes()])?;
         }
+        files.fs.sync_dir(&files.dir)?;
         let found = files.scan()?;
         Ok((files, found))
     }
@@ -86,21 +87,18 @@ impl Files {
         Ok(read_text(self.fs.as_ref(), &self.dir.join("FORMAT"))?)
     }
 
-    /// Makes what is missing, and makes durable what an earlier process may have left in memory: a name that
-    /// is gone now must not come back after it was reported gone.
+    /// Makes what is missing and removes what was half written.
     fn make_directories(&self) -> io::Result<()> {
         for sub in ["blocks", "quarantine", "tmp"] {
             make(self.fs.as_ref(), &self.dir.join(sub))?;
         }
         for left in self.fs.read_dir(&self.dir.join("tmp"))? {
-            self.fs.remove_file(&left)?;
+            self.fs.remove_file(&left.path)?;
         }
         for shard in self.shards() {
             make(self.fs.as_ref(), &shard)?;
-            self.fs.sync_dir(&shard)?;
         }
-        self.fs.sync_dir(&self.dir.join("blocks"))?;
-        self.fs.sync_dir(&self.dir)
+        self.fs.sync_dir(&self.dir.join("blocks"))
     }
 
     fn shards(&self) -> impl Iterator<Item = PathBuf> {
@@ -288,7 +286,7 @@ impl Files {
     /// is synced: should it come back after a crash, it is found rotten again.
     fn set_aside(&self, path: &Path) {
         self.quarantined.fetch_add(1, Ordering::Relaxed);
-        let octets = self.fs.metadata(path).map_or(0, |found| found.octets);
+        let octets = self.fs.octets(path).unwrap_or(0);
         let room = self.quarantine_octets.saturating_sub(self.quarantine_used());
         let moved = octets <= room && self.fs.rename(path, &self.fresh("quarantine")).is_ok();
         if !moved && let Err(error) = present(self.fs.remove_file(path)) {
@@ -297,10 +295,10 @@ impl Files {
     }
 
     fn quarantine_used(&self) -> u64 {
-        let Ok(paths) = self.fs.read_dir(&self.dir.join("quarantine")) else {
+        let Ok(entries) = self.fs.read_dir(&self.dir.join("quarantine")) else {
             return u64::MAX;
         };
-        paths.iter().filter_map(|path| self.fs.metadata(path).ok()).map(|found| found.octets).sum()
+        entries.iter().filter_map(|entry| self.fs.octets(&entry.path).ok()).sum()
     }
 
     pub(super) fn next_epoch(&self, at_least: u64) -> Result<u64, StoreError> {
@@ -329,21 +327,30 @@ fn make(fs: &dyn FileSystem, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes a directory and those above it that are missing, so that they outlive a crash.
-fn make_durably(fs: &dyn FileSystem, path: &Path) -> io::Result<()> {
-    let Some(parent) = path.parent() else {
-        return Ok(());
-    };
-    // An empty parent is the working directory.
-    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-    match make(fs, path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            make_durably(fs, parent)?;
-            make(fs, path)?;
+/// Makes a directory and those above it that are missing.
+fn make_all(fs: &dyn FileSystem, path: &Path) -> io::Result<()> {
+    match (make(fs, path), path.parent()) {
+        (Err(error), Some(parent)) if error.kind() == ErrorKind::NotFound => {
+            make_all(fs, parent)?;
+            make(fs, path)
         }
-        made => made?,
+        (made, _) => made,
     }
-    fs.sync_dir(parent)
+}
+
+/// Makes a directory so that it outlives a crash, with those above it that are missing.
+fn make_durably(fs: &dyn FileSystem, path: &Path) -> io::Result<()> {
+    make_all(fs, path)?;
+    for parent in path.ancestors().skip(1) {
+        // An empty parent is the working directory.
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+        match fs.sync_dir(parent) {
+            // Not this process's to make, then: only what it may read can it have made.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {}
+            synced => synced?,
+        }
+    }
+    Ok(())
 }
 
 fn read_text(fs: &dyn FileSystem, path: &Path) -> io::Result<Option<String>> {
@@ -360,7 +367,7 @@ fn check_header(octets: &[u8], header: &[u8]) -> Result<(), StoreError> {
     same.then_some(()).ok_or(StoreError::Rotten("its header is not that of what was written"))
 }
 
-pub(super) fn read_at(file: &dyn OpenFile, offset: u64, octets: u64) -> Result<Vec<u8>, StoreError> {
+fn read_at(file: &dyn OpenFile, offset: u64, octets: u64) -> Result<Vec<u8>, StoreError> {
     // A rotten length must not make a reader allocate: what is not there cannot be read.
     if file.octets()? < offset.saturating_add(octets) {
         return Err(StoreError::Rotten("it is cut short"));

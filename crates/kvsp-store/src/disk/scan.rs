@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use super::files::{Present, read_at};
+use super::files::Present;
 use crate::block::BlockName;
 use crate::disk::format::{self, Undecided};
 use crate::fs::FileSystem;
@@ -14,13 +14,13 @@ use crate::store::StoreError;
 /// Octets read at once from the start of a file: the head of most models.
 const HEAD_GUESS: usize = 4 << 10;
 
-/// Threads that read heads: what they wait for is mostly the device.
-const MAX_READERS: usize = 8;
+/// Threads that sync directories and read heads: what they wait for is mostly the device.
+const READERS: usize = 8;
 
 /// What was found: blocks, and paths that are no blocks.
 type Found = (Vec<Present>, Vec<PathBuf>);
 
-/// Reads the heads of all files in `shards`, several at once. A file is a block where it is one by its head
+/// Makes the names in all `shards` durable and reads the heads of their files, several at once. A file is a block where it is one by its head
 /// and length, and has the name that `path_of` gives it.
 pub(super) fn scan(
     fs: &dyn FileSystem,
@@ -29,9 +29,8 @@ pub(super) fn scan(
 ) -> Result<Found, StoreError> {
     let next = AtomicUsize::new(0);
     let all = Mutex::new(Ok((Vec::new(), Vec::new())));
-    let readers = thread::available_parallelism().map_or(1, usize::from).min(MAX_READERS);
     thread::scope(|scope| {
-        for _ in 0..readers {
+        for _ in 0..READERS {
             scope.spawn(|| {
                 while let Some(shard) = shards.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let found = scan_shard(fs, shard, &path_of);
@@ -56,11 +55,15 @@ fn scan_shard(
     shard: &Path,
     path_of: impl Fn(&BlockName) -> PathBuf,
 ) -> Result<Found, StoreError> {
+    // An earlier process may have died before it did: what it removed must not come back once it was told
+    // that it is gone, nor what is found vanish.
+    fs.sync_dir(shard)?;
     let (mut blocks, mut strange) = (Vec::new(), Vec::new());
-    for path in fs.read_dir(shard)? {
-        match read_head(fs, &path)? {
-            Some(present) if path_of(&present.meta.name) == path => blocks.push(present),
-            _ => strange.push(path),
+    for entry in fs.read_dir(shard)? {
+        let present = if entry.is_file { read_head(fs, &entry.path)? } else { None };
+        match present.filter(|present| path_of(&present.meta.name) == entry.path) {
+            Some(present) => blocks.push(present),
+            None => strange.push(entry.path),
         }
     }
     Ok((blocks, strange))
@@ -68,21 +71,20 @@ fn scan_shard(
 
 /// The block whose file this is; `None` where it is not a block's, or does not end with a layer.
 fn read_head(fs: &dyn FileSystem, path: &Path) -> Result<Option<Present>, StoreError> {
-    let found = fs.metadata(path)?;
-    if !found.is_file {
-        return Ok(None);
-    }
     let file = fs.open(path)?;
+    let length = file.octets()?;
+    let mut octets = Vec::new();
     let mut want = HEAD_GUESS;
     loop {
-        let present = found.octets.min(want as u64);
-        let octets = read_at(file.as_ref(), 0, present)?;
+        let from = octets.len();
+        octets.resize(usize::try_from(length).map_or(want, |length| length.min(want)), 0);
+        file.read_exact_at(&mut octets[from..], from as u64)?;
         match format::decode(&octets) {
             Ok(meta) => {
-                let layers = format::layers_held(&meta, found.octets);
+                let layers = format::layers_held(&meta, length);
                 return Ok(layers.map(|layers| Present { meta: Arc::new(meta), layers }));
             }
-            Err(Undecided::More(more)) if present < found.octets && more > want => want = more,
+            Err(Undecided::More(more)) if more > want && (octets.len() as u64) < length => want = more,
             Err(_) => return Ok(None),
         }
     }

@@ -1,3 +1,7 @@
+mod crash;
+mod faults;
+mod history;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
