@@ -6,12 +6,18 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
+use kvsp_buffer::PageBuffer;
 use kvsp_proto::message::Limits;
 use kvsp_proto::path::{MEDIA_BLOCK, MEDIA_JSON};
-use kvsp_proto::problem::ProblemType;
+use kvsp_proto::problem::{Problem, ProblemType};
 
 use crate::inbound::InboundError;
 use crate::reply::Failure;
+
+/// The first buffer of a body that declares no length.
+const LEAST_GUESS_OCTETS: usize = 256 << 10;
+/// When a peer that was refused for want of memory may come again.
+const RETRY_AFTER_S: u64 = 1;
 
 /// An unread request body with the request's headers: the last argument of a handler.
 #[derive(Debug)]
@@ -63,6 +69,27 @@ impl RequestBody {
         self.octets(&[MEDIA_BLOCK], max).await
     }
 
+    /// The octets of a container (`application/kvsp-block`), at most `max` of them, in a buffer that `take`
+    /// gives: asked for the declared number of octets once the first of them have come, so that a peer that
+    /// sends none holds no memory. A body that declares no length grows through buffers of `take`.
+    ///
+    /// # Errors
+    /// As [`RequestBody::octets`], and 503 `kvsp-overloaded` with `Retry-After` where `take` gives `None`.
+    pub async fn container_into(
+        self,
+        max: u64,
+        take: impl FnMut(usize) -> Option<PageBuffer>,
+    ) -> Result<Bytes, Failure> {
+        let (mut body, declared) = self.of_media(&[MEDIA_BLOCK], max)?;
+        let mut arrived = PageAligned::new(take, declared, max);
+        while let Some(frame) = body.frame().await {
+            if let Ok(data) = frame.map_err(broken)?.into_data() {
+                arrived.push(&data)?;
+            }
+        }
+        arrived.finish()
+    }
+
     /// The octets of a body of one of the `media` types, at most `max` of them, in one buffer.
     ///
     /// # Errors
@@ -70,12 +97,7 @@ impl RequestBody {
     /// read where the declared length is over `max`, else as soon as more has come; 408 for a body that
     /// comes too slowly; 400 for one that breaks off.
     pub async fn octets(self, media: &[&str], max: u64) -> Result<Bytes, Failure> {
-        self.check_media(media)?;
-        let Self { mut body, .. } = self;
-        let declared = body.size_hint().exact();
-        if declared.is_some_and(|octets| octets > max) {
-            return Err(over(max));
-        }
+        let (mut body, declared) = self.of_media(media, max)?;
         let mut buffer = Buffer::new(declared, max);
         while let Some(frame) = body.frame().await {
             if let Ok(data) = frame.map_err(broken)?.into_data() {
@@ -83,6 +105,16 @@ impl RequestBody {
             }
         }
         Ok(buffer.finish())
+    }
+
+    /// The body and its declared octets, at most `max`, where it is of one of the `media` types.
+    fn of_media(self, media: &[&str], max: u64) -> Result<(Body, Option<u64>), Failure> {
+        self.check_media(media)?;
+        let declared = self.body.size_hint().exact();
+        if declared.is_some_and(|octets| octets > max) {
+            return Err(over(max));
+        }
+        Ok((self.body, declared))
     }
 
     fn check_media(&self, media: &[&str]) -> Result<(), Failure> {
@@ -146,11 +178,71 @@ impl Buffer {
     }
 }
 
+/// One page-aligned buffer of at most `max` octets.
+struct PageAligned<F> {
+    take: F,
+    buffer: Option<PageBuffer>,
+    arrived: usize,
+    declared: Option<u64>,
+    max: u64,
+}
+
+impl<F: FnMut(usize) -> Option<PageBuffer>> PageAligned<F> {
+    fn new(take: F, declared: Option<u64>, max: u64) -> Self {
+        Self { take, buffer: None, arrived: 0, declared, max }
+    }
+
+    fn push(&mut self, data: &[u8]) -> Result<(), Failure> {
+        let end = self.arrived.saturating_add(data.len());
+        if end as u64 > self.max {
+            return Err(over(self.max));
+        }
+        if self.buffer.as_ref().is_none_or(|buffer| buffer.len() < end) {
+            self.grow(end)?;
+        }
+        if let Some(buffer) = &mut self.buffer {
+            buffer[self.arrived..end].copy_from_slice(data);
+        }
+        self.arrived = end;
+        Ok(())
+    }
+
+    /// Goes over to a buffer of at least `octets`, with what has arrived.
+    fn grow(&mut self, octets: usize) -> Result<(), Failure> {
+        let declared = self.declared.and_then(|octets| usize::try_from(octets).ok());
+        let most = usize::try_from(self.max).unwrap_or(usize::MAX);
+        let guess = octets.saturating_mul(2).max(LEAST_GUESS_OCTETS).min(most);
+        let wanted = declared.unwrap_or(guess);
+        let mut grown = (self.take)(wanted.max(octets)).ok_or_else(overloaded)?;
+        if let Some(former) = &self.buffer {
+            grown[..self.arrived].copy_from_slice(&former[..self.arrived]);
+        }
+        self.buffer = Some(grown);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Bytes, Failure> {
+        match self.buffer.take() {
+            None => Ok(Bytes::new()),
+            Some(buffer) if buffer.len() == self.arrived => Ok(buffer.freeze()),
+            // A guess that was too large must not be counted for as long as the block lives.
+            Some(buffer) => {
+                let mut fitting = (self.take)(self.arrived).ok_or_else(overloaded)?;
+                fitting.copy_from_slice(&buffer[..self.arrived]);
+                Ok(fitting.freeze())
+            }
+        }
+    }
+}
+
+fn overloaded() -> Failure {
+    let problem = Problem::new(ProblemType::Overloaded, "there is no memory for another body now");
+    Failure(problem.retry_after(RETRY_AFTER_S))
+}
+
 fn over(max: u64) -> Failure {
-    let problem = kvsp_proto::problem::Problem::new(
-        ProblemType::LimitExceeded,
-        format!("the body is over the limit of {max} octets"),
-    );
+    let problem =
+        Problem::new(ProblemType::LimitExceeded, format!("the body is over the limit of {max} octets"));
     Failure(problem.with("limit", max))
 }
 
@@ -163,6 +255,8 @@ fn broken(error: axum::Error) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use kvsp_buffer::{Arena, footprint};
+
     use super::*;
 
     fn body(headers: &[(&'static str, &'static str)], body: Body) -> RequestBody {
@@ -218,5 +312,46 @@ mod tests {
         for other in ["[{}]", "1", "", "\u{feff}{}"] {
             assert_eq!(json(&media, other.into(), 9).await, Err(400), "{other}");
         }
+    }
+
+    async fn container(arena: &Arena, octets: Body, max: u64) -> Result<Bytes, u16> {
+        let taken = body(&[("content-type", MEDIA_BLOCK)], octets);
+        let taken = taken.container_into(max, |octets| arena.take(octets)).await;
+        taken.map_err(|failure| {
+            assert_eq!(failure.0.retry_after_s.is_some(), failure.0.status() == 503);
+            failure.0.status()
+        })
+    }
+
+    #[tokio::test]
+    async fn a_container_comes_into_one_aligned_buffer_that_is_counted() {
+        let arena = Arena::new(1 << 20);
+        let octets: Bytes = (0..100_000_u32).map(|i| i as u8).collect();
+        for declared in [true, false] {
+            let body = if declared {
+                Body::from(octets.clone())
+            } else {
+                let pieces: Vec<_> = octets.chunks(999).map(Bytes::copy_from_slice).collect();
+                Body::from_stream(futures_util::stream::iter(pieces.into_iter().map(Ok::<_, std::io::Error>)))
+            };
+            let got = container(&arena, body, 100_000).await.unwrap();
+            assert_eq!(got, octets);
+            assert_eq!(got.as_ptr().align_offset(4096), 0);
+            assert_eq!(arena.used(), footprint(100_000), "declared: {declared}");
+        }
+        assert_eq!(arena.used(), 0);
+        assert_eq!(container(&arena, Body::empty(), 9).await, Ok(Bytes::new()));
+    }
+
+    #[tokio::test]
+    async fn a_container_is_refused_before_its_memory_is_taken() {
+        let arena = Arena::new(64);
+        assert_eq!(container(&arena, "123".into(), 2).await, Err(413));
+        assert_eq!(container(&arena, chunks(&["12", "3"]), 2).await, Err(413));
+        assert_eq!(container(&arena, vec![0; 65].into(), 99).await, Err(503));
+        let taken = body(&[("content-type", "text/plain")], "1".into());
+        let taken = taken.container_into(9, |_| panic!("nothing may be taken")).await;
+        assert_eq!(taken.unwrap_err().0.status(), 415);
+        assert_eq!((arena.used(), container(&arena, "1".into(), 9).await), (0, Ok("1".into())));
     }
 }
