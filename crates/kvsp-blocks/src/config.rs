@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use kvsp_core::tier::{EvictionPolicy, LeastRecentlyUsed, TinyLfu};
+use kvsp_core::tier::{EvictionPolicy, LeastRecentlyUsed, PerLevel, ScopeFloors, TinyLfu, Watermarks};
+use kvsp_proto::id::ScopeId;
 use kvsp_proto::message::Limits;
 use kvsp_proto::uri::BaseUri;
 use kvsp_store::BlockName;
@@ -19,12 +20,29 @@ pub struct BlocksConfig {
     /// The disk tier; absent for none. Where there is one it is the home of every block, and host memory a
     /// cache of it.
     pub disk: Option<DiskTier>,
+    /// The object tier; absent for none. Below a disk it takes what is cold there; without one it is the home
+    /// of every block.
+    pub object: Option<ObjectTier>,
+    /// When cold blocks of the disk are copied to the object tier.
+    pub demotion: Demotion,
+    /// Octets of the home tier that scopes keep whatever others need; in the other tiers the same share.
+    pub floors: Vec<ScopeFloor>,
+    /// The floor of every scope that is not among `floors`; lowered while so many have blocks that all
+    /// floors together would exceed the tier.
+    pub floor_octets: u64,
+    /// Octets a second that are read to verify the blocks below host memory; 0 for none.
+    pub scrub_octets_per_s: u64,
+    /// Octets of representations in other codecs that are kept; 0 for none.
+    pub transcode_octets: u64,
     /// Which block goes first where room is needed, in every tier.
     pub eviction: Eviction,
     /// The Index Service to publish to; absent to publish nowhere.
     pub index: Option<BaseUri>,
     /// TTL asked for replica records, in ms.
     pub replica_ttl_ms: u64,
+    /// About how often the index is asked after a record where nothing else is to be told, in ms, to find out
+    /// that it came back without its records; 0 for never.
+    pub canary_ms: u64,
     /// Octets of distinct blocks that one principal may have under lease; absent for a quarter of the home
     /// tier.
     pub lease_quota_octets: Option<u64>,
@@ -55,6 +73,75 @@ pub struct DiskTier {
     pub read_mbit_per_s: Option<f64>,
 }
 
+impl DiskTier {
+    /// Octets set aside for rotten files.
+    pub(crate) const fn quarantine_octets(&self) -> u64 {
+        self.octets / 16
+    }
+}
+
+/// Settings of the object tier.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ObjectTier {
+    /// Octets of objects.
+    pub octets: u64,
+    /// Megabits per second at which it is read, for the records.
+    #[serde(default)]
+    pub read_mbit_per_s: Option<f64>,
+}
+
+/// When cold blocks of a disk are copied to the object tier below it, in thousandths of the disk tier.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Demotion {
+    /// Copying begins once more than this is used.
+    pub high: u64,
+    /// Copying ends once all but this much could be freed without losing a block.
+    pub low: u64,
+    /// Copies under way at once.
+    pub copies: usize,
+}
+
+impl Default for Demotion {
+    fn default() -> Self {
+        let Watermarks { high, low, copies } = Watermarks::default();
+        Self { high, low, copies }
+    }
+}
+
+impl Demotion {
+    pub(crate) const fn watermarks(self) -> Watermarks {
+        Watermarks { high: self.high, low: self.low, copies: self.copies }
+    }
+}
+
+/// What a scope keeps of the home tier.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScopeFloor {
+    /// The scope.
+    pub scope_id: ScopeId,
+    /// Octets below which no other scope takes it.
+    pub octets: u64,
+}
+
+impl BlocksConfig {
+    /// The octets of blocks that each tier takes.
+    pub(crate) fn caps(&self) -> PerLevel<Option<u64>> {
+        PerLevel::new(
+            (self.host_octets > 0).then_some(self.host_octets),
+            self.disk.as_ref().map(|disk| disk.octets.saturating_sub(disk.quarantine_octets())),
+            self.object.as_ref().map(|object| object.octets),
+        )
+    }
+
+    pub(crate) fn scope_floors(&self) -> ScopeFloors {
+        let scopes = self.floors.iter().map(|floor| (floor.scope_id, floor.octets)).collect();
+        ScopeFloors { scopes, others: self.floor_octets }
+    }
+}
+
 /// Which block goes first where room is needed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -83,9 +170,16 @@ impl Default for BlocksConfig {
             host_octets: 4 << 30,
             host_read_mbit_per_s: None,
             disk: None,
+            object: None,
+            demotion: Demotion::default(),
+            floors: Vec::new(),
+            floor_octets: 0,
+            scrub_octets_per_s: 16 << 20,
+            transcode_octets: 64 << 20,
             eviction: Eviction::default(),
             index: None,
             replica_ttl_ms: 600_000,
+            canary_ms: 5_000,
             lease_quota_octets: None,
             max_leases: 10_000,
             ingest_octets: 1 << 30,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kvsp_proto::codec;
-use kvsp_proto::container::{Container, ContainerError, Limits};
+use kvsp_proto::container::{Container, ContainerError};
 use kvsp_proto::digest::ReprDigest;
 use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_proto::registry::Codec;
@@ -13,8 +13,8 @@ use kvsp_store::{BlockMeta, BlockName, StoredBlock};
 use crate::problems;
 use crate::service::{BlockService, PutOutcome};
 
-/// Bodies up to this size are copied: a slice of a larger read buffer would keep all of it.
-const COPY_OCTETS: usize = 64 << 10;
+/// Octets that are hashed or transcoded at once, on the thread that serves.
+const SMALL_OCTETS: usize = 64 << 10;
 
 /// What a PUT says about the container beside its octets.
 #[derive(Debug, Clone)]
@@ -37,12 +37,7 @@ impl BlockService {
         octets: Bytes,
         claims: Claims,
     ) -> Result<PutOutcome, Problem> {
-        let limits = Limits {
-            max_octets: self.config.limits.max_container_octets,
-            max_layers: self.config.max_layers,
-        };
-        let octets = if octets.len() <= COPY_OCTETS { Bytes::copy_from_slice(&octets) } else { octets };
-        let container = Container::parse(octets, &limits).map_err(malformed)?;
+        let container = Container::parse(octets, &self.container_limits()).map_err(malformed)?;
         if !container.codec().is_known() {
             return Err(Problem::new(
                 ProblemType::UnsupportedCodec,
@@ -118,7 +113,7 @@ impl BlockService {
         octets: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Problem> {
-        if octets <= COPY_OCTETS {
+        if octets <= SMALL_OCTETS {
             return Ok(work());
         }
         let stopping = |_| Problem::blank(503, "the service is stopping");

@@ -2,7 +2,12 @@
 //! and the publisher that keeps the index truthful.
 //!
 //! Where there is a disk tier it is the home of every block: a PUT is acknowledged once its file is durable,
-//! and host memory is a cache that a block can leave and stay held. Without one, host memory is the home.
+//! and host memory is a cache that a block can leave and stay held. An object store below a disk takes what is
+//! cold there; without a disk it is the home. Without either, host memory is. What goes where is decided by
+//! [`kvsp_core::tier::Holdings`]; this crate carries it out and reports back.
+//!
+//! All octets of blocks in memory, held, coming in or still being sent, are buffers of one arena, whose cap is
+//! that of host memory and of the bodies in flight together.
 //!
 //! Leases live in memory. What they protected outlives them all the same: after a restart, no block of the
 //! earlier process is evicted until the longest TTL of a lease has passed.
@@ -11,18 +16,26 @@
 //! the Unix epoch; with a disk tier the highest epoch is kept there, so that a wall clock that was set back
 //! changes nothing.
 
+mod background;
 mod config;
 mod digests;
+mod find;
 mod ingest;
+mod keep;
 mod local;
 mod metrics;
 mod problems;
 mod publish;
 mod represent;
+mod residency;
 mod routes;
+mod scrub;
 mod service;
 mod state;
+mod tiers;
+mod transcode;
 
-pub use config::{BlocksConfig, DiskTier, Eviction};
+pub use config::{BlocksConfig, Demotion, DiskTier, Eviction, ObjectTier, ScopeFloor};
 pub use routes::EXTENSIONS;
 pub use service::{BlockService, BlocksDeps, PutOutcome, Usage};
+pub use tiers::Stores;

@@ -29,6 +29,8 @@ impl BlockService {
         key: BlockKey,
         container: Bytes,
     ) -> Result<PutOutcome, Problem> {
+        // Its own buffer, in the memory that has a cap: a slice would keep all of what it was taken from.
+        let container = self.buffers.copy_of(&container).ok_or_else(problems::no_memory)?;
         let claims =
             Claims { producer: self.base.as_str().to_owned(), repr_digest: None, if_none_match: true };
         self.ingest(BlockName { compat, scope, key }, container, claims).await

@@ -23,7 +23,16 @@ pub(crate) struct BlockMetrics {
     pub(crate) puts: Counter,
     pub(crate) evictions: Counter,
     pub(crate) demotions: Counter,
+    pub(crate) promotions: Counter,
+    pub(crate) trims: Counter,
+    pub(crate) copies: Counter,
+    pub(crate) refused: Counter,
     pub(crate) quarantined: Counter,
+    pub(crate) scrubbed: Counter,
+    pub(crate) scrub_rounds: Counter,
+    pub(crate) transcodes: Counter,
+    pub(crate) transcode_hits: Counter,
+    pub(crate) buffers: Gauge,
     pub(crate) publish_failures: Counter,
 }
 
@@ -42,8 +51,23 @@ impl BlockMetrics {
             misses: counter("block_misses", "Requests for blocks or layers that are not held"),
             puts: counter("block_puts", "Blocks stored"),
             evictions: counter("evictions", "Blocks evicted"),
-            demotions: counter("demotions", "Blocks that left host memory and stayed on disk"),
+            demotions: counter("demotions", "Times that a block lost layers in a tier and stayed in another"),
+            promotions: counter("promotions", "Times that layers of a block came back to a faster tier"),
+            trims: counter("trims", "Times that a tier kept the leading layers of a block only"),
+            copies: counter("copies", "Cold blocks copied from disk to the object store"),
+            refused: counter("refused_frees", "Times that a device refused to free octets"),
             quarantined: counter("quarantined", "Blocks lost to rot"),
+            scrubbed: counter("scrubbed_octets", "Octets read in the background to verify them"),
+            scrub_rounds: counter("scrub_rounds", "Times that every block was verified in the background"),
+            transcodes: counter("transcodes", "Representations made in another codec"),
+            transcode_hits: counter(
+                "transcode_hits",
+                "Representations in another codec that were made before",
+            ),
+            buffers: gauge(
+                "buffer_octets",
+                "Octets of memory of blocks that are held, coming in or being sent",
+            ),
             publish_failures: counter("publish_failures", "Records that the index did not take"),
         }
     }

@@ -5,7 +5,7 @@ use kvsp_proto::descriptor::DescriptorError;
 use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_store::StoreError;
 
-use crate::service::KeepError;
+use crate::keep::KeepError;
 
 pub(crate) fn not_found() -> Problem {
     Problem::new(ProblemType::BlockNotFound, "the block is not held here")
@@ -19,9 +19,17 @@ pub(crate) fn layers_unavailable() -> Problem {
     Problem::new(ProblemType::LayersUnavailable, "those layers are not held here")
 }
 
+pub(crate) fn no_memory() -> Problem {
+    Problem::new(ProblemType::Overloaded, "too many octets are in memory").retry_after(1)
+}
+
 pub(crate) fn keep(error: KeepError) -> Problem {
     match error {
         KeepError::Full => Problem::new(ProblemType::StorageFull, "no eviction can make room"),
+        KeepError::Stuck => {
+            let detail = "an earlier block of that name could not be deleted yet";
+            Problem::new(ProblemType::Overloaded, detail).retry_after(1)
+        }
         KeepError::Leased => Problem::new(ProblemType::BlockLeased, "the block is under lease"),
         KeepError::Store(error) => store(&error),
     }
@@ -31,9 +39,7 @@ pub(crate) fn keep(error: KeepError) -> Problem {
 pub(crate) fn store(error: &StoreError) -> Problem {
     tracing::error!(%error, "a tier failed");
     match error {
-        StoreError::Io(error) if error.kind() == std::io::ErrorKind::StorageFull => {
-            Problem::new(ProblemType::StorageFull, "the device is full")
-        }
+        error if error.is_full() => Problem::new(ProblemType::StorageFull, "the device is full"),
         StoreError::Stopped => Problem::blank(503, "the service is stopping"),
         _ => Problem::blank(500, "the block could not be read or written"),
     }

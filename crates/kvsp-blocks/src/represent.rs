@@ -81,6 +81,14 @@ impl Plan {
     fn known_digest(&self, service: &BlockService) -> Option<ReprDigest> {
         if self.is_whole() { Some(self.meta.repr_digest) } else { service.digests.get(&self.name()) }
     }
+
+    /// Octets of the representation, where they follow from what is known of the block.
+    pub(crate) fn known_octets(&self) -> Option<u64> {
+        match self.recode {
+            None => self.meta.header_of(self.layers).map(|header| header.container_octets()),
+            Some(_) => None,
+        }
+    }
 }
 
 /// Octets to send, in order, and their digest.
@@ -147,32 +155,76 @@ impl BlockService {
             let parts = BlockPart { head: block.container.bytes().clone(), data: Bytes::new() };
             return Ok(Representation { parts, digest: block.meta.repr_digest });
         }
-        let parts = self.layers(plan).await?;
+        if let Some((codec, element_octets)) = plan.recode {
+            return self.transcoded(plan, codec, element_octets).await;
+        }
+        let parts = self.part(plan).await?;
+        self.was_read(plan.meta.name, plan.layers);
         // The block may have gone and come again as another; its own digest names what was read.
-        let same = self.meta(&plan.meta.name).is_none_or(|meta| Arc::ptr_eq(&meta, &plan.meta));
+        let same = self.is_current(plan);
         if let (true, Some(digest)) = (same, plan.known_digest(self)) {
             return Ok(Representation { parts, digest });
         }
-        let hashed = parts.clone();
-        let size = usize::try_from(parts.size()).unwrap_or(usize::MAX);
-        let digest = self
-            .off_reactor(size, move || ReprDigest(sha256_parts([hashed.head.as_ref(), hashed.data.as_ref()])))
-            .await?;
+        let made = self.hashed(parts).await?;
         if same {
-            self.digests.insert(plan.name(), digest);
+            self.digests.insert(plan.name(), made.digest);
         }
+        Ok(made)
+    }
+
+    fn is_current(&self, plan: &Plan) -> bool {
+        self.meta(&plan.meta.name).is_none_or(|meta| Arc::ptr_eq(&meta, &plan.meta))
+    }
+
+    async fn hashed(&self, parts: BlockPart) -> Result<Representation, Problem> {
+        let size = usize::try_from(parts.size()).unwrap_or(usize::MAX);
+        let hashing = parts.clone();
+        let digest = self
+            .off_reactor(size, move || {
+                ReprDigest(sha256_parts([hashing.head.as_ref(), hashing.data.as_ref()]))
+            })
+            .await?;
         Ok(Representation { parts, digest })
     }
 
     /// The layers of a plan as a container in two parts, in its codec.
     pub(crate) async fn layers(&self, plan: &Plan) -> Result<BlockPart, Problem> {
-        let part =
-            self.find_part(plan.meta.name, plan.layers).await.map_err(|error| problems::store(&error))?;
-        let part = part.ok_or_else(problems::not_found)?;
         match plan.recode {
-            Some((codec, element_octets)) => self.recode(part, codec, element_octets).await,
-            None => Ok(part),
+            Some((codec, element_octets)) => {
+                self.transcoded(plan, codec, element_octets).await.map(|made| made.parts)
+            }
+            None => self.part(plan).await,
         }
+    }
+
+    /// The layers of a plan in the codec in which they are held; each verified where it does not come from
+    /// memory.
+    async fn part(&self, plan: &Plan) -> Result<BlockPart, Problem> {
+        let part = self.find_part(plan.meta.name, plan.layers).await;
+        part.map_err(|error| problems::store(&error))?.ok_or_else(problems::not_found)
+    }
+
+    /// A representation in another codec: made before, being made, or made now.
+    async fn transcoded(
+        &self,
+        plan: &Plan,
+        codec: Codec,
+        element_octets: usize,
+    ) -> Result<Representation, Problem> {
+        let make = async {
+            let made = self.recode(self.part(plan).await?, codec, element_octets).await?;
+            let made = self.hashed(made).await?;
+            self.metrics.transcodes.inc();
+            // Made of another block that came under this name meanwhile: not to be kept under this digest.
+            if self.is_current(plan) { Ok(made) } else { Err(problems::not_found()) }
+        };
+        let (made, made_now) = self.transcoded.get_or_make(plan.name(), make).await?;
+        if made_now {
+            self.digests.insert(plan.name(), made.digest);
+        } else {
+            self.metrics.transcode_hits.inc();
+        }
+        Ok(made)
     }
 
     async fn recode(
@@ -181,10 +233,7 @@ impl BlockService {
         codec: Codec,
         element_octets: usize,
     ) -> Result<BlockPart, Problem> {
-        let limits = kvsp_proto::container::Limits {
-            max_octets: self.config.limits.max_container_octets,
-            max_layers: self.config.max_layers,
-        };
+        let limits = self.container_limits();
         let made = self
             .off_reactor(usize::MAX, move || {
                 let joined = Bytes::from([part.head.as_ref(), part.data.as_ref()].concat());

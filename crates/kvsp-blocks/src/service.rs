@@ -1,39 +1,39 @@
 //! The blocks of one holder or instance: storing, finding, leasing and losing them.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use kvsp_buffer::Arena;
 use kvsp_client::Client;
 use kvsp_core::descriptors::Descriptors;
-use kvsp_core::tier::{AdmitError, Removed, Sizes};
+use kvsp_core::tier::{Level, PerLevel};
 use kvsp_core::time::Time;
 use kvsp_net::clock::Clock;
 use kvsp_net::metrics::Metrics;
 use kvsp_net::random::Random;
-use kvsp_proto::container::LayerRange;
+use kvsp_proto::container::Limits;
 use kvsp_proto::descriptor::Descriptor;
 use kvsp_proto::id::CompatId;
 use kvsp_proto::uri::{BaseUri, HolderUri};
-use kvsp_store::{
-    BlockMeta, BlockName, BlockPart, BlockStore, DiskConfig, DiskStore, MemoryStore, StoreError, StoredBlock,
-};
-use tokio::sync::{Notify, Semaphore, watch};
+use kvsp_store::{BlockMeta, BlockName, BlockStore as _, Held, MemoryStore, StoreError};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::background::{Lift, MAX_LIFTS};
 use crate::config::BlocksConfig;
 use crate::digests::DigestCache;
 use crate::metrics::BlockMetrics;
 use crate::publish::Publisher;
 use crate::state::{RecordFacts, State};
+use crate::tiers::{Stores, Tiers};
+use crate::transcode::TranscodeCache;
 
 /// Octets that one permit of the ingest budget stands for.
 pub(crate) const BUDGET_UNIT: u64 = 1024;
 
 /// Blocks transcoded or hashed at once: these use a processor each.
 const MAX_COMPUTING: usize = 4;
-
-/// How often the counters are brought up to date where nothing else does.
-const MEASURE_PERIOD: Duration = Duration::from_secs(1);
 
 /// What a [`BlockService`] works with.
 #[derive(Clone)]
@@ -64,19 +64,10 @@ pub struct Usage {
     pub host: (u64, u64),
     /// Disk: used, cap.
     pub disk: (u64, u64),
+    /// Object store: used, cap.
+    pub object: (u64, u64),
     /// Blocks held.
     pub blocks: usize,
-}
-
-/// The device failed, or no eviction can make room.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum KeepError {
-    #[error("no eviction can make room")]
-    Full,
-    #[error("the block is under lease")]
-    Leased,
-    #[error(transparent)]
-    Store(#[from] StoreError),
 }
 
 /// The blocks that a holder or an instance keeps and serves.
@@ -94,16 +85,20 @@ pub struct BlockService {
     pub(crate) facts: RecordFacts,
     pub(crate) descriptors: Mutex<Descriptors>,
     pub(crate) digests: DigestCache,
+    pub(crate) transcoded: TranscodeCache,
+    /// The memory of all blocks: held, coming in, or still being sent.
+    pub(crate) buffers: Arena,
     /// Room for the bodies of PUTs in flight, in units of [`BUDGET_UNIT`].
     pub(crate) ingest: Arc<Semaphore>,
     pub(crate) computing: Arc<Semaphore>,
     /// Wakes the publisher.
     pub(crate) news: Notify,
-    host: MemoryStore,
-    disk: Option<DiskStore>,
+    pub(crate) tiers: Arc<Tiers>,
+    /// Promotions asked for.
+    pub(crate) lifts: (mpsc::Sender<Lift>, tokio::sync::Mutex<mpsc::Receiver<Lift>>),
     state: Mutex<State>,
     /// Counts the blocks that ceased to be on their way: who waits for one looks again.
-    moved: watch::Sender<u64>,
+    pub(crate) moved: watch::Sender<u64>,
 }
 
 impl std::fmt::Debug for BlockService {
@@ -113,44 +108,57 @@ impl std::fmt::Debug for BlockService {
 }
 
 impl BlockService {
-    /// Opens the tiers and takes up what an earlier process left on disk. `base` is the URI by which peers
+    /// Opens the tiers and takes up what an earlier process left in them. `base` is the URI by which peers
     /// reach the blocks; `role`, `holder` or `instance`, names the metrics.
     ///
     /// # Errors
-    /// The disk tier cannot be used.
+    /// A tier cannot be used, or the floors of scopes do not fit in the home tier.
     pub async fn open(
         config: BlocksConfig,
         base: BaseUri,
         role: &str,
         deps: BlocksDeps,
     ) -> Result<Arc<Self>, StoreError> {
+        let stores = Stores::open(&config).await?;
+        Self::open_on(config, stores, base, role, deps).await
+    }
+
+    /// The same on stores that are open already.
+    ///
+    /// # Errors
+    /// As [`BlockService::open`].
+    pub async fn open_on(
+        config: BlocksConfig,
+        stores: Stores,
+        base: BaseUri,
+        role: &str,
+        deps: BlocksDeps,
+    ) -> Result<Arc<Self>, StoreError> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut epoch = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
-        let mut disk = None;
-        if let Some(tier) = &config.disk {
-            let quarantine_octets = tier.octets / 16;
-            let store = DiskStore::open(DiskConfig { dir: tier.dir.clone(), quarantine_octets }).await?;
-            epoch = store.next_epoch(epoch).await?;
-            disk = Some(store);
-        }
         let metrics = BlockMetrics::new(&deps.metrics, role);
-        let mut state = State::new(&config, epoch);
-        if let Some(store) = &disk {
-            let now = deps.clock.now();
-            for held in store.list().await? {
-                state.adopt(held.meta, held.octets, now);
-            }
-            metrics.quarantined.inc_by(store.quarantined());
+        if let Some(disk) = &stores.disk {
+            epoch = disk.next_epoch(epoch).await?;
+            metrics.quarantined.inc_by(disk.quarantined());
         }
+        let buffers = Arena::new(config.host_octets.saturating_add(config.ingest_octets));
+        let tiers = Arc::new(Tiers { host: MemoryStore::new(), below: stores });
+        let mut state = State::new(&config, tiers.clone(), epoch)
+            .map_err(|error| StoreError::Unusable(error.to_string()))?;
+        adopt(&mut state, &tiers, deps.clock.now()).await?;
         let holder = HolderUri::from(&base);
         let budget = usize::try_from(config.ingest_octets / BUDGET_UNIT).unwrap_or(usize::MAX);
+        let (lift, lifts) = mpsc::channel(MAX_LIFTS);
         let service = Self {
             facts: RecordFacts {
                 holder: holder.clone(),
                 ttl_ms: config.replica_ttl_ms,
                 epoch,
-                host_rate: config.host_read_mbit_per_s,
-                disk_rate: config.disk.as_ref().and_then(|disk| disk.read_mbit_per_s),
+                rates: PerLevel::new(
+                    config.host_read_mbit_per_s,
+                    config.disk.as_ref().and_then(|tier| tier.read_mbit_per_s),
+                    config.object.as_ref().and_then(|tier| tier.read_mbit_per_s),
+                ),
             },
             base,
             holder,
@@ -160,11 +168,13 @@ impl BlockService {
             metrics,
             descriptors: Mutex::new(Descriptors::new(config.max_descriptors)),
             digests: DigestCache::default(),
+            transcoded: TranscodeCache::new(config.transcode_octets),
+            buffers,
             ingest: Arc::new(Semaphore::new(budget.min(Semaphore::MAX_PERMITS))),
             computing: Arc::new(Semaphore::new(MAX_COMPUTING)),
             news: Notify::new(),
-            host: MemoryStore::new(),
-            disk,
+            tiers,
+            lifts: (lift, tokio::sync::Mutex::new(lifts)),
             state: Mutex::new(state),
             moved: watch::Sender::new(0),
             config,
@@ -173,20 +183,15 @@ impl BlockService {
         Ok(Arc::new(service))
     }
 
-    /// Publishes, refreshes and withdraws replicas until `stop`; then withdraws them all.
+    /// Publishes, refreshes and withdraws replicas, moves blocks between tiers and verifies them, until
+    /// `stop`; then withdraws them all.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
-        tokio::join!(Publisher::new(self.clone()).run(stop.clone()), self.keep_measuring(stop));
-    }
-
-    /// Ends leases that nobody asks for any more, so that the counters tell the truth.
-    async fn keep_measuring(&self, stop: CancellationToken) {
-        let mut ticks = tokio::time::interval(MEASURE_PERIOD);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        while stop.run_until_cancelled(ticks.tick()).await.is_some() {
-            let mut state = self.state();
-            state.holdings.expire(self.now());
-            self.measure(&state);
-        }
+        tokio::join!(
+            Publisher::new(self.clone()).run(stop.clone()),
+            self.keep_moving(stop.clone()),
+            self.keep_lifting(stop.clone()),
+            self.keep_scrubbing(stop),
+        );
     }
 
     /// The base URI by which peers reach the blocks.
@@ -200,8 +205,9 @@ impl BlockService {
     pub fn usage(&self) -> Usage {
         let state = self.state();
         Usage {
-            host: state.holdings.host_octets(),
-            disk: state.holdings.disk_octets(),
+            host: state.holdings.octets(Level::Host),
+            disk: state.holdings.octets(Level::Disk),
+            object: state.holdings.octets(Level::Object),
             blocks: state.holdings.len(),
         }
     }
@@ -227,186 +233,26 @@ impl BlockService {
         self.clock.now()
     }
 
+    /// What a container may be.
+    pub(crate) const fn container_limits(&self) -> Limits {
+        Limits { max_octets: self.config.limits.max_container_octets, max_layers: self.config.max_layers }
+    }
+
     /// Brings the gauges up to date.
     pub(crate) fn measure(&self, state: &State) {
-        let gauge = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        self.metrics.blocks.set(gauge(state.holdings.len()));
-        self.metrics.set_octets("host", state.holdings.host_octets().0);
-        self.metrics.set_octets("disk", state.holdings.disk_octets().0);
-        self.metrics.leases.set(gauge(state.holdings.leases().len()));
-        self.metrics.leased_octets.set(i64::try_from(state.holdings.leases().octets()).unwrap_or(i64::MAX));
+        let gauge = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        self.metrics.blocks.set(gauge(state.holdings.len() as u64));
+        for (name, level) in [("host", Level::Host), ("disk", Level::Disk), ("object", Level::Object)] {
+            self.metrics.set_octets(name, state.holdings.octets(level).0);
+        }
+        self.metrics.leases.set(gauge(state.holdings.leases().len() as u64));
+        self.metrics.leased_octets.set(gauge(state.holdings.leases().octets()));
+        self.metrics.buffers.set(gauge(self.buffers.used()));
     }
 
     /// What is known of a block that is visible.
     pub(crate) fn meta(&self, name: &BlockName) -> Option<Arc<BlockMeta>> {
         self.state().entries.get(name).map(|entry| entry.meta.clone())
-    }
-
-    /// Stores a block. Runs to its end even where the caller goes away.
-    pub(crate) async fn keep(self: &Arc<Self>, block: StoredBlock) -> Result<PutOutcome, KeepError> {
-        let service = self.clone();
-        let task = tokio::spawn(async move { service.keep_now(block).await });
-        task.await.unwrap_or(Err(KeepError::Store(StoreError::Stopped)))
-    }
-
-    async fn keep_now(&self, block: StoredBlock) -> Result<PutOutcome, KeepError> {
-        let name = block.meta.name;
-        let disk_octets = self.disk.as_ref().map_or(0, |disk| disk.charge(&block.meta, block.layers()));
-        let sizes = Sizes { host: self.host.charge(&block.meta, block.layers()), disk: disk_octets };
-        let admitted = loop {
-            let mut moved = self.moved.subscribe();
-            let admitted = self.state().admit(name, sizes, &self.host, self.now());
-            match admitted {
-                Ok(admitted) => break admitted,
-                Err(AdmitError::Exists) => return Ok(PutOutcome::Exists),
-                Err(AdmitError::Full) => return Err(KeepError::Full),
-                // Every move ends by itself; the sender lives as long as the service.
-                Err(AdmitError::Busy) => drop(moved.changed().await),
-            }
-        };
-        self.metrics.demotions.inc_by(admitted.demoted as u64);
-        self.metrics.evictions.inc_by(admitted.evicted.len() as u64);
-        self.news.notify_one();
-        if let Some(disk) = &self.disk
-            && let Err(error) = self.write(disk, &admitted.evicted, &block).await
-        {
-            self.state().holdings.abandoned(&name);
-            self.has_moved();
-            return Err(error.into());
-        }
-        {
-            let mut state = self.state();
-            state.arrived(&block, admitted.place, &self.host, self.now());
-            self.measure(&state);
-        }
-        self.metrics.puts.inc();
-        self.has_moved();
-        self.news.notify_one();
-        Ok(PutOutcome::Stored)
-    }
-
-    /// Deletes the files that make room for a block, then writes it.
-    async fn write(
-        &self,
-        disk: &DiskStore,
-        evicted: &[Arc<BlockMeta>],
-        block: &StoredBlock,
-    ) -> Result<(), StoreError> {
-        let mut failed = None;
-        for meta in evicted {
-            let deleted = disk.delete(meta.name).await;
-            let mut state = self.state();
-            state.holdings.left(&meta.name, deleted.is_ok());
-            if let Err(error) = deleted {
-                // The file is still there; its octets were promised to this block, which is not written.
-                state.holdings.strand(disk.charge(meta, meta.layer_count()));
-                failed = Some(error);
-            }
-            drop(state);
-            self.has_moved();
-        }
-        match failed {
-            Some(error) => Err(error),
-            None => disk.put(block.clone()).await,
-        }
-    }
-
-    /// Deletes a block. Runs to its end even where the caller goes away.
-    pub(crate) async fn discard(self: &Arc<Self>, name: BlockName) -> Result<bool, KeepError> {
-        let service = self.clone();
-        let task = tokio::spawn(async move { service.discard_now(name).await });
-        task.await.unwrap_or(Err(KeepError::Store(StoreError::Stopped)))
-    }
-
-    async fn discard_now(&self, name: BlockName) -> Result<bool, KeepError> {
-        let place = loop {
-            let mut moved = self.moved.subscribe();
-            let removed = self.state().remove(&name, &self.host, self.now());
-            match removed {
-                Removed::Was(place) => break place,
-                Removed::Absent => return Ok(false),
-                Removed::Leased => return Err(KeepError::Leased),
-                Removed::Busy => drop(moved.changed().await),
-            }
-        };
-        self.news.notify_one();
-        if let (true, Some(disk)) = (place.disk, &self.disk) {
-            let deleted = disk.delete(name).await;
-            self.state().holdings.left(&name, deleted.is_ok());
-            self.has_moved();
-            deleted?;
-        }
-        self.measure(&self.state());
-        Ok(true)
-    }
-
-    /// A whole block: from host memory, else from disk, verified, and taken up into host memory.
-    pub(crate) async fn find(&self, name: BlockName) -> Result<Option<StoredBlock>, StoreError> {
-        if let Some(block) = self.find_in_host(&name) {
-            return Ok(Some(block));
-        }
-        let (Some(meta), Some(disk)) = (self.meta(&name), &self.disk) else {
-            return Ok(None);
-        };
-        let Some(block) = self.sound(&meta, disk.get(name).await)? else {
-            return Ok(None);
-        };
-        let mut state = self.state();
-        state.holdings.touch(&name);
-        let demoted = state.promote(&block, &self.host, self.now());
-        self.metrics.demotions.inc_by(demoted as u64);
-        self.measure(&state);
-        drop(state);
-        self.news.notify_one();
-        Ok(Some(block))
-    }
-
-    /// Some layers of a block, read from where it is and not moved.
-    pub(crate) async fn find_part(
-        &self,
-        name: BlockName,
-        range: LayerRange,
-    ) -> Result<Option<BlockPart>, StoreError> {
-        if let Some(block) = self.find_in_host(&name) {
-            return Ok(block.part(range));
-        }
-        let (Some(meta), Some(disk)) = (self.meta(&name), &self.disk) else {
-            return Ok(None);
-        };
-        self.state().holdings.touch(&name);
-        self.sound(&meta, disk.part(name, range).await)
-    }
-
-    fn find_in_host(&self, name: &BlockName) -> Option<StoredBlock> {
-        let block = self.host.find(name)?;
-        self.state().holdings.touch(name);
-        Some(block)
-    }
-
-    /// What was read, unless it is rotten: then the block is lost, and missing from now on.
-    fn sound<T>(
-        &self,
-        meta: &Arc<BlockMeta>,
-        read: Result<Option<T>, StoreError>,
-    ) -> Result<Option<T>, StoreError> {
-        match read {
-            Err(StoreError::Rotten(why)) => {
-                tracing::warn!(block = ?meta.name, why, "a block on disk is rotten; it is withdrawn");
-                let mut state = self.state();
-                if state.lost(meta, &self.host, self.now()) {
-                    self.metrics.quarantined.inc();
-                }
-                self.measure(&state);
-                drop(state);
-                self.news.notify_one();
-                Ok(None)
-            }
-            read => read,
-        }
-    }
-
-    fn has_moved(&self) {
-        self.moved.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     /// How long a GET may be cached: what remains of the replica's record.
@@ -416,5 +262,50 @@ impl BlockService {
             None => self.config.replica_ttl_ms,
         };
         Duration::from_millis(remaining)
+    }
+}
+
+/// Takes up what an earlier process left. Leading layers on disk of a block that is whole nowhere are the
+/// rest of a trim whose other half is lost: they are deleted.
+async fn adopt(state: &mut State, tiers: &Tiers, now: Time) -> Result<(), StoreError> {
+    let mut objects: BTreeMap<BlockName, Held> = BTreeMap::new();
+    if let Some(object) = &tiers.below.object {
+        objects = object.list().await?.into_iter().map(|held| (held.meta.name, held)).collect();
+    }
+    let on_disk = match &tiers.below.disk {
+        Some(disk) => disk.list().await?,
+        None => Vec::new(),
+    };
+    for held in on_disk {
+        let name = held.meta.name;
+        let mut below = objects.remove(&name);
+        if below.as_ref().is_some_and(|below| below.meta.repr_digest != held.meta.repr_digest) {
+            // Two blocks of one name: the home knows better, where it has all of its own.
+            let level = if held.is_whole() { Level::Object } else { Level::Disk };
+            delete(tiers, level, &name).await?;
+            if level == Level::Disk {
+                objects.extend(below.map(|below| (name, below)));
+                continue;
+            }
+            below = None;
+        }
+        let layers = below.map_or(0, |below| below.layers);
+        if !state.adopt(&held.meta, PerLevel::new(0, held.layers, layers), now) {
+            tracing::warn!(block = ?name, "leading layers of a block that is whole nowhere are deleted");
+            delete(tiers, Level::Disk, &name).await?;
+        }
+    }
+    for (name, held) in objects {
+        if !state.adopt(&held.meta, PerLevel::new(0, 0, held.layers), now) {
+            delete(tiers, Level::Object, &name).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn delete(tiers: &Tiers, level: Level, name: &BlockName) -> Result<(), StoreError> {
+    match tiers.store(level) {
+        Some(store) => store.delete(*name).await.map(drop),
+        None => Ok(()),
     }
 }

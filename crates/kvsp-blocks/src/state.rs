@@ -4,16 +4,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvsp_core::lease::LeaseLimits;
-use kvsp_core::tier::{Admission, AdmitError, Holdings, Place, Removed, Sizes};
+use kvsp_core::tier::{
+    AdmitError, Cut, FloorsExceed, Holdings, HoldingsConfig, Level, PerLevel, PinId, Removed, Room,
+    TierSettings,
+};
 use kvsp_core::time::Time;
 use kvsp_proto::id::NamedDigest;
-use kvsp_proto::record::{LayerSpan, ReplicaRecord, Residency};
-use kvsp_proto::registry::Tier;
+use kvsp_proto::record::{LayerSpan, ReplicaRecord};
 use kvsp_proto::uri::HolderUri;
-use kvsp_store::{BlockMeta, BlockName, BlockStore as _, MemoryStore, StoredBlock};
+use kvsp_store::{BlockMeta, BlockName, StoredBlock};
 
 use crate::config::BlocksConfig;
 use crate::publish::{Desired, Pace};
+use crate::residency::residency;
+use crate::tiers::{Counted, Tiers};
 
 /// ms for which changes of residency gather before the index is told.
 const RESIDENCY_DELAY_MS: u64 = 100;
@@ -27,113 +31,142 @@ pub(crate) struct Entry {
     device: Option<LayerSpan>,
 }
 
+/// A block that can be read, and where.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) meta: Arc<BlockMeta>,
+    pub(crate) held: PerLevel<u32>,
+}
+
 /// Everything that changes together. No method blocks, so the lock is held for a moment only.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) holdings: Holdings<BlockName>,
+    pub(crate) holdings: Holdings<BlockName, Counted>,
     pub(crate) entries: BTreeMap<BlockName, Entry>,
     pub(crate) desired: Desired<BlockName>,
+    tiers: Arc<Tiers>,
     publishes: bool,
     sequence: u64,
 }
 
-/// What an admission moved, for the counters.
-#[derive(Debug)]
-pub(crate) struct Admitted {
-    pub(crate) place: Place,
-    /// Files to delete before the new one is written.
-    pub(crate) evicted: Vec<Arc<BlockMeta>>,
-    pub(crate) demoted: usize,
-}
-
 impl State {
-    pub(crate) fn new(config: &BlocksConfig, epoch: u64) -> Self {
-        let host = (config.host_octets > 0).then_some(config.host_octets);
-        let disk = config.disk.as_ref().map(|disk| disk.octets - disk.octets / 16);
-        let home = disk.or(host).unwrap_or(0);
-        let limits = LeaseLimits {
+    pub(crate) fn new(config: &BlocksConfig, tiers: Arc<Tiers>, epoch: u64) -> Result<Self, FloorsExceed> {
+        let caps = config.caps();
+        let home = [Level::Disk, Level::Object, Level::Host].into_iter().find_map(|level| caps[level]);
+        let leases = LeaseLimits {
             max_ttl_ms: config.limits.max_lease_ttl_ms,
-            principal_octets: config.lease_quota_octets.unwrap_or(home / 4),
-            total_octets: home / 2,
+            principal_octets: config.lease_quota_octets.unwrap_or(home.unwrap_or(0) / 4),
+            total_octets: u64::MAX,
             principal_leases: config.max_leases,
         };
-        let tier = |octets: Option<u64>| octets.map(|octets| (octets, config.eviction.policy()));
-        Self {
-            holdings: Holdings::with_policies(tier(host), tier(disk), limits),
+        let tier =
+            |level| caps[level].map(|octets| TierSettings { octets, policy: config.eviction.policy() });
+        let holdings = Holdings::new(HoldingsConfig {
+            tiers: PerLevel::from_fn(tier),
+            leases,
+            floors: config.scope_floors(),
+            watermarks: config.demotion.watermarks(),
+        })?;
+        Ok(Self {
+            holdings,
             entries: BTreeMap::new(),
             desired: Desired::new(Pace::default()),
+            tiers,
             publishes: config.index.is_some(),
             // Records of one replica rise over restarts, as epochs do; a thousand a millisecond are spare.
             sequence: epoch.saturating_mul(1000),
+        })
+    }
+
+    fn counted(&self, meta: &Arc<BlockMeta>) -> Counted {
+        Counted { meta: meta.clone(), tiers: self.tiers.clone() }
+    }
+
+    /// A block that an earlier process left; false where it is whole nowhere.
+    pub(crate) fn adopt(&mut self, meta: &Arc<BlockMeta>, held: PerLevel<u32>, now: Time) -> bool {
+        let counted = self.counted(meta);
+        let adopted = self.holdings.adopt(meta.name, counted, held, now);
+        if adopted {
+            self.show(meta.clone(), now);
         }
+        adopted
     }
 
-    /// A block that an earlier process left on disk.
-    pub(crate) fn adopt(&mut self, meta: Arc<BlockMeta>, disk_octets: u64, now: Time) {
-        self.holdings.adopt(meta.name, disk_octets, now);
-        self.show(meta, now);
+    /// Makes room for a block; what that evicts is invisible at once.
+    pub(crate) fn admit(&mut self, meta: &Arc<BlockMeta>, now: Time) -> Result<Room<BlockName>, AdmitError> {
+        let counted = self.counted(meta);
+        let room = self.holdings.admit(meta.name, counted, now)?;
+        self.apply(&room, now);
+        Ok(room)
     }
 
-    /// Makes room for a block; what left host memory is dropped from it here.
-    pub(crate) fn admit(
-        &mut self,
-        name: BlockName,
-        sizes: Sizes,
-        host: &MemoryStore,
-        now: Time,
-    ) -> Result<Admitted, AdmitError> {
-        let Admission { place, evicted, demoted } = self.holdings.admit(name, sizes, now)?;
-        let evicted = evicted.iter().filter_map(|name| self.hide(name, host, now)).collect();
-        self.demoted(&demoted, host, now);
-        Ok(Admitted { place, evicted, demoted: demoted.len() })
-    }
-
-    /// A block that was admitted is stored: from now on it is visible.
-    pub(crate) fn arrived(&mut self, block: &StoredBlock, place: Place, host: &MemoryStore, now: Time) {
+    /// A block that was admitted is at its home: from now on it is visible.
+    pub(crate) fn arrived(&mut self, block: &StoredBlock, now: Time) {
         let name = block.meta.name;
-        if place.host {
+        let held = self.holdings.arrived(&name);
+        if held[Level::Host] > 0 {
             // The name was reserved by the admission, so nothing is there.
-            let _ = host.insert(block.clone());
+            let _ = self.tiers.host.insert(block.clone());
         }
-        self.holdings.arrived(name);
         self.show(block.meta.clone(), now);
     }
 
-    /// Takes a block that was read from disk up into host memory, where there is room for it.
-    pub(crate) fn promote(&mut self, block: &StoredBlock, host: &MemoryStore, now: Time) -> usize {
-        let name = block.meta.name;
-        // The block may have gone, and come again as another, while it was read.
-        if !self.entries.get(&name).is_some_and(|entry| Arc::ptr_eq(&entry.meta, &block.meta)) {
-            return 0;
+    /// Withdraws what is gone, and tells of what is elsewhere than before.
+    pub(crate) fn apply(&mut self, room: &Room<BlockName>, now: Time) {
+        for name in &room.evicted {
+            self.hide(name, now);
         }
-        let Some(demoted) = self.holdings.promote(name, host.charge(&block.meta, block.layers())) else {
-            return 0;
-        };
-        let _ = host.insert(block.clone());
-        self.demoted(&demoted, host, now);
-        self.changed(name, now);
-        demoted.len()
+        for name in &room.changed {
+            self.changed(*name, now);
+        }
     }
 
     /// Removes a block at its owner's wish; it is invisible at once.
-    pub(crate) fn remove(&mut self, name: &BlockName, host: &MemoryStore, now: Time) -> Removed {
+    pub(crate) fn remove(&mut self, name: &BlockName, now: Time) -> Removed<BlockName> {
         let removed = self.holdings.remove(name, now);
         if matches!(removed, Removed::Was(_)) {
-            self.hide(name, host, now);
+            self.hide(name, now);
         }
         removed
     }
 
-    /// A block was found to be rotten, and is moved aside already: not served, then withdrawn, then freed.
-    pub(crate) fn lost(&mut self, meta: &Arc<BlockMeta>, host: &MemoryStore, now: Time) -> bool {
+    /// What a tier had of a block is rotten, and moved aside already: where it is whole in no other, it is
+    /// not served any more, then withdrawn, then freed.
+    pub(crate) fn lost(&mut self, meta: &Arc<BlockMeta>, level: Level, now: Time) -> Option<Room<BlockName>> {
         let same = |entry: &Entry| Arc::ptr_eq(&entry.meta, meta);
         if !self.entries.get(&meta.name).is_some_and(same) {
-            return false;
+            return None;
         }
-        self.hide(&meta.name, host, now);
-        self.holdings.lose(&meta.name);
-        self.holdings.left(&meta.name, true);
-        true
+        let room = self.holdings.lost(&meta.name, level);
+        self.apply(&room, now);
+        (!room.is_empty()).then_some(room)
+    }
+
+    /// Layers that were on their way to a tier are there.
+    pub(crate) fn arrived_at(&mut self, name: &BlockName, level: Level, now: Time) -> bool {
+        let arrived = self.holdings.arrived_at(name, level);
+        if arrived {
+            self.changed(*name, now);
+        }
+        arrived
+    }
+
+    pub(crate) fn cut_failed(&mut self, cut: &Cut<BlockName>, now: Time) {
+        self.holdings.cut_failed(cut, now);
+        if self.entries.contains_key(&cut.key) {
+            self.changed(cut.key, now);
+        }
+    }
+
+    /// Where a block can be read.
+    pub(crate) fn see(&self, name: &BlockName) -> Option<Seen> {
+        let meta = self.entries.get(name)?.meta.clone();
+        Some(Seen { meta, held: self.holdings.residency(name)? })
+    }
+
+    /// Keeps blocks that are being read where they are.
+    pub(crate) fn pin(&mut self, names: &[BlockName], ttl_ms: u64, now: Time) -> PinId {
+        self.holdings.pin(names, ttl_ms, now)
     }
 
     /// Tells which layers an engine holds too; whether the block is held.
@@ -152,9 +185,7 @@ impl State {
     /// The record that tells the truth about a block at this moment.
     pub(crate) fn record(&mut self, name: &BlockName, facts: &RecordFacts) -> Option<ReplicaRecord> {
         let entry = self.entries.get(name)?;
-        let place = self.holdings.place(name)?;
-        let (tier, rate) =
-            if place.host { (Tier::Host, facts.host_rate) } else { (Tier::Disk, facts.disk_rate) };
+        let held = self.holdings.residency(name)?;
         self.sequence = self.sequence.saturating_add(1);
         Some(ReplicaRecord {
             block_key: name.key,
@@ -165,7 +196,7 @@ impl State {
             size: entry.meta.size(),
             digest: entry.digest,
             layer_digests: Some(entry.meta.layer_digests.clone()),
-            residency: residency(entry.meta.layers().last(), tier, rate, entry.device),
+            residency: residency(&held, &facts.rates, entry.device),
             ttl_ms: facts.ttl_ms,
             seq: Some(self.sequence),
             holder_epoch: Some(facts.epoch),
@@ -189,19 +220,11 @@ impl State {
         }
     }
 
-    fn hide(&mut self, name: &BlockName, host: &MemoryStore, now: Time) -> Option<Arc<BlockMeta>> {
-        host.remove(name);
+    fn hide(&mut self, name: &BlockName, now: Time) {
         if self.publishes {
             self.desired.withdraw(*name, now);
         }
-        self.entries.remove(name).map(|entry| entry.meta)
-    }
-
-    fn demoted(&mut self, names: &[BlockName], host: &MemoryStore, now: Time) {
-        for name in names {
-            host.remove(name);
-            self.changed(*name, now);
-        }
+        self.entries.remove(name);
     }
 
     fn changed(&mut self, name: BlockName, now: Time) {
@@ -218,48 +241,5 @@ pub(crate) struct RecordFacts {
     pub(crate) ttl_ms: u64,
     pub(crate) epoch: u64,
     /// Megabits per second at which each tier is read, where that is known.
-    pub(crate) host_rate: Option<f64>,
-    pub(crate) disk_rate: Option<f64>,
-}
-
-/// All layers in `tier`, but those that an engine has too.
-fn residency(last: u32, tier: Tier, rate: Option<f64>, device: Option<LayerSpan>) -> Vec<Residency> {
-    let entry = |tier, first, last| {
-        let read_mbit_per_s = if tier == Tier::Device { None } else { rate };
-        Residency { tier, layers: LayerSpan(first, last), read_mbit_per_s }
-    };
-    let Some(LayerSpan(from, to)) = device else {
-        return vec![entry(tier, 0, last)];
-    };
-    let mut list = Vec::with_capacity(3);
-    if from > 0 {
-        list.push(entry(tier, 0, from - 1));
-    }
-    list.push(entry(Tier::Device, from, to));
-    if to < last {
-        list.push(entry(tier, to + 1, last));
-    }
-    list
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn layers_on_the_device_are_told_apart() {
-        let spans = |device| -> Vec<_> {
-            residency(9, Tier::Host, None, device)
-                .into_iter()
-                .map(|r| (r.tier, r.layers.0, r.layers.1))
-                .collect()
-        };
-        assert_eq!(spans(None), [(Tier::Host, 0, 9)]);
-        assert_eq!(spans(Some(LayerSpan(0, 9))), [(Tier::Device, 0, 9)]);
-        assert_eq!(spans(Some(LayerSpan(0, 3))), [(Tier::Device, 0, 3), (Tier::Host, 4, 9)]);
-        assert_eq!(
-            spans(Some(LayerSpan(3, 3))),
-            [(Tier::Host, 0, 2), (Tier::Device, 3, 3), (Tier::Host, 4, 9)]
-        );
-    }
+    pub(crate) rates: PerLevel<Option<f64>>,
 }

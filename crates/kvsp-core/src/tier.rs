@@ -4,14 +4,15 @@
 mod floors;
 mod holdings;
 mod level;
-pub mod next;
 mod pins;
 mod policy;
 mod shelf;
 mod tiny_lfu;
 
 pub use floors::{FloorsExceed, ScopeFloors};
-pub use holdings::{Admission, AdmitError, Holdings, LeaseOf, Place, Removed, Sizes};
+pub use holdings::{
+    AdmitError, Block, Cut, Holdings, HoldingsConfig, LeaseOf, Removed, Room, TierSettings, Watermarks,
+};
 pub use level::{Level, PerLevel};
 pub use pins::PinId;
 pub use policy::{EvictionPolicy, LeastRecentlyUsed};

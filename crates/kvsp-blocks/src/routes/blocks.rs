@@ -93,10 +93,10 @@ pub(super) async fn head(
     if matches_etag(&headers, digest) {
         return Ok(not_modified(&service, &plan, digest));
     }
-    let octets = match (made, plan.layers == plan.meta.layers() && asked.codec.is_none()) {
+    let octets = match (made, plan.known_octets()) {
         (Some(made), _) => made.parts.size(),
-        (None, true) => plan.meta.size(),
-        (None, false) => service.represent(&plan).await?.parts.size(),
+        (None, Some(octets)) => octets,
+        (None, None) => service.represent(&plan).await?.parts.size(),
     };
     let mut response = described(&service, &plan, digest);
     response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(octets));
@@ -170,10 +170,8 @@ pub(super) async fn put(
         if_none_match: joined(body.headers(), &IF_NONE_MATCH).is_some_and(|field| field.trim() == "*"),
     };
     let _room = room(&service, body.headers()).await?;
-    let declared = body.headers().contains_key(CONTENT_LENGTH);
-    let octets = body.container(service.config.limits.max_container_octets).await?;
-    // A buffer that grew as octets came may be twice as large as what it holds.
-    let octets = if declared { octets } else { Bytes::copy_from_slice(&octets) };
+    let max = service.config.limits.max_container_octets;
+    let octets = body.container_into(max, |octets| service.buffers.take(octets)).await?;
     match service.ingest(name, octets, claims).await? {
         PutOutcome::Exists => Err(problems::exists().into()),
         PutOutcome::Stored => {

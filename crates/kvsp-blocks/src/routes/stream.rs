@@ -23,8 +23,12 @@ use kvsp_store::{BlockName, BlockPart};
 use serde::Deserialize;
 
 use super::leases::check_keys;
+use crate::find::Reading;
 use crate::represent::{Asked, Plan};
 use crate::service::BlockService;
+
+/// ms for which a stream keeps its blocks from eviction.
+const STREAM_MS: u64 = 60_000;
 
 #[derive(Deserialize)]
 struct StreamRequest {
@@ -58,12 +62,13 @@ pub(super) async fn layers(
     service.metrics.gets.inc_by(count as u64);
     let names: Vec<_> = plans.iter().map(|plan| plan.meta.name).collect();
     service.state().holdings.touch_prefix(&names);
+    let reading = Reading::begin(service.clone(), &names, STREAM_MS);
 
     let mut response = empty(StatusCode::OK);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_BLOCK_SEQUENCE));
     response.headers_mut().insert(BLOCKS_HEADER, HeaderValue::from(count));
     if count > 0 {
-        *response.body_mut() = Body::from_stream(sequence(service, plans, range));
+        *response.body_mut() = Body::from_stream(sequence(reading, service, plans, range));
     }
     Ok(response)
 }
@@ -87,20 +92,22 @@ fn leading(
 }
 
 /// One layer of one block after the other, each made only when the peer has taken the one before. A block
-/// that is lost on the way breaks the sequence off, which the peer sees.
+/// that is lost on the way breaks the sequence off, which the peer sees; none is evicted while `reading` holds
+/// it.
 fn sequence(
+    reading: Reading<Arc<BlockService>>,
     service: Arc<BlockService>,
     plans: Vec<Plan>,
     range: LayerRange,
 ) -> impl Stream<Item = Result<Bytes, Broken>> {
-    let plans = Arc::new(plans);
+    let plans = Arc::new((plans, reading));
     let steps = range.layers().flat_map({
-        let blocks = plans.len();
+        let blocks = plans.0.len();
         move |layer| (0..blocks).map(move |block| (layer, block))
     });
     let parts = stream::iter(steps).then(move |(layer, block)| {
         let (service, plans) = (service.clone(), plans.clone());
-        async move { one_layer(&service, &plans, block, layer).await }
+        async move { one_layer(&service, &plans.0, block, LayerRange::from_count(layer, 1), range).await }
     });
     parts.flat_map(|part| {
         let pieces = match part {
@@ -115,11 +122,16 @@ async fn one_layer(
     service: &BlockService,
     plans: &[Plan],
     block: usize,
-    layer: u32,
+    layer: Option<LayerRange>,
+    range: LayerRange,
 ) -> Result<BlockPart, Problem> {
     let plan = plans.get(block).ok_or_else(crate::problems::not_found)?;
-    let layers = LayerRange::new(layer, layer).map_err(|_| crate::problems::layers_unavailable())?;
-    service.layers(&plan.of(layers)).await
+    let layer = layer.ok_or_else(crate::problems::layers_unavailable)?;
+    let part = service.layers(&plan.of(layer)).await?;
+    if layer.last() == range.last() {
+        service.was_read(plan.meta.name, range);
+    }
+    Ok(part)
 }
 
 /// A sequence cannot go on; the connection ends in the middle of the body.

@@ -1,48 +1,90 @@
 //! What a holder holds: its tiers and its leases in one machine, so that an eviction and a lease can
 //! never pass each other.
 //!
-//! The lowest tier there is (disk, else host) is the *home* of every block: leases protect what is there,
-//! and a block that leaves it is gone. Host memory above a disk is a cache of it: a block that leaves it
-//! stays on disk.
+//! The *home* of a new block is the disk where there is one, else the object store, else host memory; it
+//! arrives there whole. Host memory above another home is a cache: it holds leading layers, because computing
+//! begins with layer 0, and a cold block loses its tail half first and then the rest. An object store below a
+//! disk is its overflow: cold blocks are copied there in good time, and one that is whole there may lose its
+//! file, or the tail of it, when the disk needs room. A block that is visible is whole at its home or in the
+//! overflow, always; where it can stay whole in neither it is evicted.
+//!
+//! Octets are reserved before they are written and stay charged until what freed them is reported done, so
+//! that no cap is overrun at any moment. What is to be done is handed out as [`Cut`]s.
+
+mod change;
+mod entry;
+mod lend;
+mod moves;
+mod room;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use uuid::Uuid;
+use kvsp_proto::id::ScopeId;
 
+use super::floors::{Floors, FloorsExceed, ScopeFloors};
 use super::level::{Level, PerLevel};
-use super::policy::{EvictionPolicy, LeastRecentlyUsed};
+use super::pins::Pins;
+use super::policy::EvictionPolicy;
 use super::shelf::Shelf;
-use crate::lease::{HeldBlock, Lease, LeaseError, LeaseLimits, Leases, Wanted};
+use crate::lease::{LeaseLimits, Leases};
 use crate::time::Time;
+use entry::{Entry, Stage};
 
-/// The octets that a block takes in each tier, headers included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sizes {
-    /// In host memory.
-    pub host: u64,
-    /// On disk.
-    pub disk: u64,
+pub use lend::LeaseOf;
+
+/// A block as the tiers count it.
+pub trait Block: std::fmt::Debug {
+    /// The scope whose floor it counts for.
+    fn scope(&self) -> ScopeId;
+    /// Its layers, at least one.
+    fn layers(&self) -> u32;
+    /// The octets that its leading `layers` layers take in a tier, headers included. More layers never take
+    /// less.
+    fn octets(&self, level: Level, layers: u32) -> u64;
 }
 
-/// Where a block is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// In host memory.
-    pub host: bool,
-    /// On disk.
-    pub disk: bool,
+/// Octets to free: the leading `layers` layers stay in the tier, and where that is 0 nothing does. Reported
+/// back by [`Holdings::cut_done`] or [`Holdings::cut_failed`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cut<K> {
+    /// The block.
+    pub key: K,
+    /// The tier.
+    pub level: Level,
+    /// Leading layers that stay there.
+    pub layers: u32,
 }
 
-/// Room was made for a block, which is on its way until [`Holdings::arrived`] or [`Holdings::abandoned`].
-#[derive(Debug, PartialEq, Eq)]
-pub struct Admission<K> {
-    /// Where it will be.
-    pub place: Place,
-    /// Blocks that are gone. On disk, each must be deleted before anything is written in its place, and
-    /// [`Holdings::left`] be called.
+/// What becomes of other blocks where room is needed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Room<K> {
+    /// Blocks that are gone: not served any more, and withdrawn before their octets are freed.
     pub evicted: Vec<K>,
-    /// Blocks that left host memory and stay on disk.
-    pub demoted: Vec<K>,
+    /// Blocks that stay, of which some tier holds less than before.
+    pub changed: Vec<K>,
+    /// Octets to free before anything is written in their place.
+    pub cuts: Vec<Cut<K>>,
+}
+
+impl<K> Default for Room<K> {
+    fn default() -> Self {
+        Self { evicted: Vec::new(), changed: Vec::new(), cuts: Vec::new() }
+    }
+}
+
+impl<K> Room<K> {
+    /// Takes up what became of others elsewhere.
+    pub fn append(&mut self, mut more: Self) {
+        self.evicted.append(&mut more.evicted);
+        self.changed.append(&mut more.changed);
+        self.cuts.append(&mut more.cuts);
+    }
+
+    /// Whether nothing has to happen.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.evicted.is_empty() && self.changed.is_empty() && self.cuts.is_empty()
+    }
 }
 
 /// A block is not taken.
@@ -54,37 +96,84 @@ pub enum AdmitError {
     /// It is on its way in or out: ask again when that is done.
     #[error("the block is on its way")]
     Busy,
+    /// An earlier block of that name is withdrawn, but a device refuses to delete it.
+    #[error("an earlier block of that name could not be deleted yet")]
+    Stuck,
     /// No eviction can make room (`kvsp-storage-full`).
     #[error("no eviction can make room")]
     Full,
 }
 
 /// A block was taken off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Removed {
-    /// It was here; where it was on disk it must be deleted there, and then [`Holdings::left`] be called.
-    Was(Place),
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Removed<K> {
+    /// It was here; the cuts free its octets.
+    Was(Vec<Cut<K>>),
     /// It was not here.
     Absent,
     /// It is under lease and stays (`kvsp-block-leased`).
     Leased,
-    /// It is on its way in or out: ask again when that is done.
+    /// It is on its way somewhere: ask again when that is done.
     Busy,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Moving {
-    Arriving { home: u64, cached: Option<u64> },
-    Leaving { octets: u64 },
+/// What one tier of a holder is.
+#[derive(Debug)]
+pub struct TierSettings<K> {
+    /// Octets that it holds at most.
+    pub octets: u64,
+    /// What goes first.
+    pub policy: Box<dyn EvictionPolicy<K>>,
+}
+
+/// When cold blocks of a disk are copied to the object store below it: once more of the disk than `high` is
+/// used, until all but `low` of it could be freed without losing a block. In thousandths of the cap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Watermarks {
+    /// Copying begins above.
+    pub high: u64,
+    /// Copying ends at or below.
+    pub low: u64,
+    /// Copies under way at once.
+    pub copies: usize,
+}
+
+impl Default for Watermarks {
+    fn default() -> Self {
+        Self { high: 850, low: 700, copies: 4 }
+    }
+}
+
+/// What a [`Holdings`] is made of.
+#[derive(Debug)]
+pub struct HoldingsConfig<K> {
+    /// The tiers there are; without any, nothing is ever admitted.
+    pub tiers: PerLevel<Option<TierSettings<K>>>,
+    /// Limits of leases. All together they cover at most half of each tier, whatever is said here.
+    pub leases: LeaseLimits,
+    /// What scopes keep.
+    pub floors: ScopeFloors,
+    /// When cold blocks are copied.
+    pub watermarks: Watermarks,
 }
 
 /// The blocks of a holder, by tier, with their leases.
 #[derive(Debug)]
-pub struct Holdings<K> {
-    host: Option<Shelf<K>>,
-    disk: Option<Shelf<K>>,
+pub struct Holdings<K, B> {
+    shelves: PerLevel<Option<Shelf<K>>>,
+    blocks: BTreeMap<K, Entry<K, B>>,
+    visible: usize,
     leases: Leases<K>,
-    moving: BTreeMap<K, Moving>,
+    pins: Pins<K>,
+    floors: Floors,
+    watermarks: Watermarks,
+    /// Octets on disk of blocks that are whole in the object store too.
+    covered: u64,
+    demoting: bool,
+    /// Copies under way, and the octets on disk that each will cover.
+    copies: BTreeMap<K, u64>,
+    /// Cuts to make later, most because a device refused them, and when.
+    refused: BTreeSet<(Time, Cut<K>)>,
     /// Blocks of an earlier process, whose leases are not known: not evicted until the longest TTL of a
     /// lease has passed.
     adopted: BTreeSet<K>,
@@ -92,62 +181,57 @@ pub struct Holdings<K> {
     max_lease_ttl_ms: u64,
 }
 
-impl<K: Copy + Ord + Send + std::fmt::Debug + 'static> Holdings<K> {
-    /// Nothing held. Each tier has a byte cap, or is absent; without any, nothing is ever admitted.
-    /// `limits.total_octets` is lowered to half of the home tier.
-    #[must_use]
-    pub fn new(host_octets: Option<u64>, disk_octets: Option<u64>, limits: LeaseLimits) -> Self {
-        let policy = || Box::<LeastRecentlyUsed<K>>::default();
-        Self::with_policies(
-            host_octets.map(|n| (n, policy() as _)),
-            disk_octets.map(|n| (n, policy() as _)),
-            limits,
-        )
-    }
-
-    /// As [`Holdings::new`] with other eviction policies.
-    #[must_use]
-    pub fn with_policies(
-        host: Option<(u64, Box<dyn EvictionPolicy<K>>)>,
-        disk: Option<(u64, Box<dyn EvictionPolicy<K>>)>,
-        limits: LeaseLimits,
-    ) -> Self {
-        let home = disk.as_ref().or(host.as_ref()).map_or(0, |(octets, _)| *octets);
-        let limits = LeaseLimits { total_octets: limits.total_octets.min(home / 2), ..limits };
-        let shelf = |(octets, policy)| Shelf::new(octets, policy);
-        Self {
-            host: host.map(shelf),
-            disk: disk.map(shelf),
-            leases: Leases::new(limits, PerLevel::new(u64::MAX, u64::MAX, u64::MAX)),
-            moving: BTreeMap::new(),
+impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
+    /// Nothing held.
+    ///
+    /// # Errors
+    /// The floors do not fit in the home tier.
+    pub fn new(config: HoldingsConfig<K>) -> Result<Self, FloorsExceed> {
+        let caps = PerLevel::from_fn(|level| config.tiers[level].as_ref().map_or(0, |tier| tier.octets));
+        let PerLevelTiers { shelves } = PerLevelTiers::of(config.tiers);
+        let home = home_of(&shelves).map_or(0, |level| caps[level]);
+        config.floors.check(home)?;
+        let part = |n: u64| PerLevel::from_fn(|level| caps[level] / n);
+        Ok(Self {
+            shelves,
+            blocks: BTreeMap::new(),
+            visible: 0,
+            leases: Leases::new(config.leases, part(2)),
+            pins: Pins::new(part(4)),
+            floors: Floors::new(config.floors, home, caps),
+            watermarks: config.watermarks,
+            covered: 0,
+            demoting: false,
+            copies: BTreeMap::new(),
+            refused: BTreeSet::new(),
             adopted: BTreeSet::new(),
             adopted_until: Time::default(),
-            max_lease_ttl_ms: limits.max_ttl_ms,
-        }
+            max_lease_ttl_ms: config.leases.max_ttl_ms,
+        })
     }
 
-    /// Octets used, on their way included, and the cap of host memory.
+    /// Octets used, on their way included, and the cap of a tier; zeros where there is none.
     #[must_use]
-    pub fn host_octets(&self) -> (u64, u64) {
-        self.host.as_ref().map_or((0, 0), |shelf| (shelf.used(), shelf.capacity()))
+    pub fn octets(&self, level: Level) -> (u64, u64) {
+        self.shelves[level].as_ref().map_or((0, 0), |shelf| (shelf.used(), shelf.capacity()))
     }
 
-    /// Octets used, on their way included, and the cap of the disk.
+    /// Blocks that are visible.
     #[must_use]
-    pub fn disk_octets(&self) -> (u64, u64) {
-        self.disk.as_ref().map_or((0, 0), |shelf| (shelf.used(), shelf.capacity()))
+    pub const fn len(&self) -> usize {
+        self.visible
     }
 
-    /// Blocks held.
+    /// Whether no block is visible.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.home().map_or(0, Shelf::len)
+    pub const fn is_empty(&self) -> bool {
+        self.visible == 0
     }
 
-    /// Whether no block is held.
+    /// The tier in which new blocks arrive.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    pub fn home(&self) -> Option<Level> {
+        home_of(&self.shelves)
     }
 
     /// The leases.
@@ -156,253 +240,85 @@ impl<K: Copy + Ord + Send + std::fmt::Debug + 'static> Holdings<K> {
         &self.leases
     }
 
-    /// Ends the leases whose time has come. Every decision does that by itself; this is for the counters.
+    /// Octets of one scope in a tier, those on their way left out.
+    #[must_use]
+    pub fn scope_octets(&self, level: Level, scope: ScopeId) -> u64 {
+        self.floors.used(level, scope)
+    }
+
+    /// The octets below which no other scope takes this one in a tier.
+    #[must_use]
+    pub fn floor(&self, level: Level, scope: ScopeId) -> u64 {
+        self.floors.floor(level, scope)
+    }
+
+    /// A block that is visible.
+    #[must_use]
+    pub fn block(&self, key: &K) -> Option<&B> {
+        self.here(key).map(|entry| &entry.block)
+    }
+
+    /// How many leading layers of a block each tier holds; `None` where it is not visible.
+    #[must_use]
+    pub fn residency(&self, key: &K) -> Option<PerLevel<u32>> {
+        self.here(key).map(|entry| entry.held)
+    }
+
+    /// The visible blocks after `key`, in the order of their keys.
+    pub fn after(&self, key: Option<&K>) -> impl Iterator<Item = &K> {
+        let from = key.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
+        let range = self.blocks.range((from, std::ops::Bound::Unbounded));
+        range.filter(|(_, entry)| entry.stage == Stage::Here).map(|(key, _)| key)
+    }
+
+    fn here(&self, key: &K) -> Option<&Entry<K, B>> {
+        self.blocks.get(key).filter(|entry| entry.stage == Stage::Here)
+    }
+
+    /// Ends leases and pins whose time has come. Every decision does that by itself; this is for the
+    /// counters.
     pub fn expire(&mut self, now: Time) {
         self.leases.expire(now);
-    }
-
-    /// Where a block is; `None` where it is not held, or not yet.
-    #[must_use]
-    pub fn place(&self, key: &K) -> Option<Place> {
-        let place = Place { host: on(self.host.as_ref(), key), disk: on(self.disk.as_ref(), key) };
-        (place.host || place.disk).then_some(place)
-    }
-
-    /// Makes room for a block before it is written.
-    ///
-    /// # Errors
-    /// [`AdmitError`]; nothing has changed then.
-    pub fn admit(&mut self, key: K, sizes: Sizes, now: Time) -> Result<Admission<K>, AdmitError> {
-        self.leases.expire(now);
-        if self.moving.contains_key(&key) {
-            return Err(AdmitError::Busy);
+        self.pins.expire(now);
+        if now >= self.adopted_until {
+            self.adopted.clear();
         }
-        if self.place(&key).is_some() {
-            return Err(AdmitError::Exists);
-        }
-        let on_disk = self.disk.is_some();
-        let home_octets = if on_disk { sizes.disk } else { sizes.host };
-        let evicted = self.evict_for(home_octets, now).ok_or(AdmitError::Full)?;
-        let demoted = if on_disk { self.demote_for(sizes.host) } else { None };
-        let cached = demoted.as_ref().map(|_| sizes.host);
-        self.moving.insert(key, Moving::Arriving { home: home_octets, cached });
-        let place = Place { host: !on_disk || cached.is_some(), disk: on_disk };
-        Ok(Admission { place, evicted, demoted: demoted.unwrap_or_default() })
-    }
-
-    fn evict_for(&mut self, octets: u64, now: Time) -> Option<Vec<K>> {
-        let frozen = now < self.adopted_until;
-        let (leases, adopted) = (&self.leases, &self.adopted);
-        let home = self.disk.as_mut().or(self.host.as_mut())?;
-        let victims = home.reserve(octets, |key| leases.covers(key) || (frozen && adopted.contains(key)))?;
-        for key in &victims {
-            self.adopted.remove(key);
-            if self.disk.is_some() {
-                if let Some(host) = &mut self.host {
-                    host.remove(key);
-                }
-                // Their octets are the new block's already; the name is free once the file is gone.
-                self.moving.insert(*key, Moving::Leaving { octets: 0 });
-            }
-        }
-        Some(victims)
-    }
-
-    /// `None` where there is no host memory over the disk, or the block is larger than all of it.
-    fn demote_for(&mut self, octets: u64) -> Option<Vec<K>> {
-        self.host.as_mut()?.reserve(octets, |_| false)
-    }
-
-    /// A block that was admitted is there, whole and, on disk, durable: from now on it is visible.
-    pub fn arrived(&mut self, key: K) {
-        let Some(Moving::Arriving { home, cached }) = self.moving.remove(&key) else {
-            return;
-        };
-        if let Some(shelf) = self.disk.as_mut().or(self.host.as_mut()) {
-            shelf.commit(key, home);
-        }
-        if let (Some(octets), Some(host)) = (cached, &mut self.host) {
-            host.commit(key, octets);
-        }
-    }
-
-    /// A block that was admitted does not come.
-    pub fn abandoned(&mut self, key: &K) {
-        let Some(Moving::Arriving { home, cached }) = self.moving.remove(key) else {
-            return;
-        };
-        if let Some(shelf) = self.disk.as_mut().or(self.host.as_mut()) {
-            shelf.cancel(home);
-        }
-        if let (Some(octets), Some(host)) = (cached, &mut self.host) {
-            host.cancel(octets);
-        }
-    }
-
-    /// A block that was evicted or removed is off the disk. Where `deleted` is false the octets are
-    /// still there and stay charged, but the name is free again.
-    pub fn left(&mut self, key: &K, deleted: bool) {
-        if let Some(Moving::Leaving { octets }) = self.moving.remove(key)
-            && let (true, Some(disk)) = (deleted, &mut self.disk)
-        {
-            disk.cancel(octets);
-        }
-    }
-
-    /// Charges octets to the disk that are no block's: an evicted file that could not be deleted.
-    pub const fn strand(&mut self, octets: u64) {
-        if let Some(disk) = &mut self.disk {
-            disk.hold(octets);
-        }
-    }
-
-    /// A block of an earlier process is on disk. It is not evicted until the longest lease that the
-    /// earlier process can have granted has ended.
-    pub fn adopt(&mut self, key: K, disk_octets: u64, now: Time) {
-        if let Some(disk) = &mut self.disk {
-            disk.insert(key, disk_octets);
-            self.adopted.insert(key);
-            self.adopted_until = now.after_millis(self.max_lease_ttl_ms);
-        }
-    }
-
-    /// Takes a block up from disk into host memory: the blocks that left it for that; `None`, and no
-    /// change, where it is not on disk, is there already or cannot fit.
-    pub fn promote(&mut self, key: K, host_octets: u64) -> Option<Vec<K>> {
-        if self.place(&key) != Some(Place { host: false, disk: true }) {
-            return None;
-        }
-        let demoted = self.demote_for(host_octets)?;
-        if let Some(host) = &mut self.host {
-            host.commit(key, host_octets);
-        }
-        Some(demoted)
-    }
-
-    /// Removes a block at its owner's wish.
-    pub fn remove(&mut self, key: &K, now: Time) -> Removed {
-        self.leases.expire(now);
-        if self.moving.contains_key(key) {
-            return Removed::Busy;
-        }
-        if self.leases.covers(key) {
-            return Removed::Leased;
-        }
-        self.lose(key).map_or(Removed::Absent, Removed::Was)
-    }
-
-    /// A block is lost to a fault, leased or not. On disk it is leaving: [`Holdings::left`] ends that.
-    pub fn lose(&mut self, key: &K) -> Option<Place> {
-        let place = self.place(key)?;
-        self.leases.forget(key);
-        self.adopted.remove(key);
-        if let Some(host) = &mut self.host {
-            host.remove(key);
-        }
-        if let Some(disk) = &mut self.disk
-            && let Some(octets) = disk.remove(key)
-        {
-            disk.hold(octets);
-            self.moving.insert(*key, Moving::Leaving { octets });
-        }
-        Some(place)
     }
 
     /// A block is used.
     pub fn touch(&mut self, key: &K) {
-        for shelf in [&mut self.host, &mut self.disk].into_iter().flatten() {
-            shelf.touch(key);
-        }
+        self.touch_prefix(std::slice::from_ref(key));
     }
 
-    /// The leading blocks of one prefix, in its order, are used.
+    /// The leading blocks of one prefix are used.
     pub fn touch_prefix(&mut self, keys: &[K]) {
-        for shelf in [&mut self.host, &mut self.disk].into_iter().flatten() {
-            shelf.touch_prefix(keys);
-        }
-    }
-
-    /// Grants a lease on those of `keys` (in prefix order, duplicates ignored) that are held.
-    ///
-    /// # Errors
-    /// [`LeaseError`]; nothing has changed then.
-    pub fn lease(
-        &mut self,
-        principal: &str,
-        request: &LeaseOf<'_, K>,
-        now: Time,
-    ) -> Result<Lease<K>, LeaseError> {
-        self.leases.expire(now);
-        let mut wanted = Wanted {
-            id: request.id,
-            held: Vec::new(),
-            ttl_ms: request.ttl_ms,
-            idempotency: request.idempotency.clone(),
-        };
-        let mut seen = BTreeSet::new();
-        for key in request.keys.iter().filter(|key| seen.insert(**key)) {
-            if let Some(octets) = self.home().and_then(|home| home.octets(key)) {
-                wanted.held.push(HeldBlock { key: *key, level: Level::Host, octets });
+        for level in Level::ALL {
+            if let Some(shelf) = &mut self.shelves[level] {
+                shelf.touch_prefix(keys);
             }
         }
-        let lease = self.leases.create(principal, wanted, now)?;
-        self.touch_prefix(&lease.granted);
-        Ok(lease)
-    }
-
-    /// See [`Leases::get`].
-    ///
-    /// # Errors
-    /// [`LeaseError::Unknown`].
-    pub fn get_lease(&mut self, principal: &str, id: Uuid, now: Time) -> Result<Lease<K>, LeaseError> {
-        self.leases.expire(now);
-        self.leases.get(principal, id)
-    }
-
-    /// See [`Leases::renew`].
-    ///
-    /// # Errors
-    /// [`LeaseError::Unknown`].
-    pub fn renew_lease(
-        &mut self,
-        principal: &str,
-        id: Uuid,
-        ttl_ms: u64,
-        now: Time,
-    ) -> Result<Lease<K>, LeaseError> {
-        self.leases.expire(now);
-        self.leases.renew(principal, id, ttl_ms, now)
-    }
-
-    /// See [`Leases::release`].
-    ///
-    /// # Errors
-    /// [`LeaseError::Unknown`].
-    pub fn release_lease(&mut self, principal: &str, id: Uuid, now: Time) -> Result<(), LeaseError> {
-        self.leases.expire(now);
-        self.leases.release(principal, id)
-    }
-
-    fn home(&self) -> Option<&Shelf<K>> {
-        self.disk.as_ref().or(self.host.as_ref())
+        for key in keys {
+            if let Some(entry) = self.blocks.get_mut(key) {
+                entry.cold_copy = false;
+            }
+        }
     }
 }
 
-/// What [`Holdings::lease`] is asked for.
-#[derive(Debug, Clone)]
-pub struct LeaseOf<'a, K> {
-    /// The identifier to give to a new lease.
-    pub id: Uuid,
-    /// The blocks, in prefix order.
-    pub keys: &'a [K],
-    /// The TTL in ms.
-    pub ttl_ms: u64,
-    /// An idempotency key and the fingerprint of the request that came with it.
-    pub idempotency: Option<(String, [u8; 32])>,
+struct PerLevelTiers<K> {
+    shelves: PerLevel<Option<Shelf<K>>>,
 }
 
-fn on<K: Copy + Ord>(shelf: Option<&Shelf<K>>, key: &K) -> bool {
-    shelf.is_some_and(|shelf| shelf.octets(key).is_some())
+impl<K: Copy + Ord> PerLevelTiers<K> {
+    fn of(mut tiers: PerLevel<Option<TierSettings<K>>>) -> Self {
+        let shelves =
+            PerLevel::from_fn(|level| tiers[level].take().map(|tier| Shelf::new(tier.octets, tier.policy)));
+        Self { shelves }
+    }
+}
+
+fn home_of<K>(shelves: &PerLevel<Option<Shelf<K>>>) -> Option<Level> {
+    [Level::Disk, Level::Object, Level::Host].into_iter().find(|level| shelves[*level].is_some())
 }
 
 #[cfg(test)]

@@ -1,0 +1,195 @@
+//! What a service does by itself: moving blocks between tiers, freeing what could not be freed at once, and
+//! keeping its counters true.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvsp_core::tier::Level;
+use kvsp_proto::container::{Container, LayerRange};
+use kvsp_store::{BlockName, BlockPart, StoreError, StoredBlock};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::service::BlockService;
+use crate::state::Seen;
+
+/// How often leases are ended that nobody asks for, refused cuts tried again, and cold blocks looked for.
+const PERIOD: Duration = Duration::from_millis(250);
+/// Promotions that wait at most; more are forgotten, and the next read asks for them again.
+pub(crate) const MAX_LIFTS: usize = 256;
+
+/// Leading layers of a block were read from a lower tier: they should be in a higher one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lift {
+    pub(crate) name: BlockName,
+    pub(crate) level: Level,
+    pub(crate) layers: u32,
+}
+
+impl BlockService {
+    /// Asks for a promotion, where not too many are asked for.
+    pub(crate) fn lift(&self, lift: Lift) {
+        // Full, or nobody runs the background: the next read asks again.
+        let _ = self.lifts.0.try_send(lift);
+    }
+
+    /// Promotes what was read, until `stop`.
+    pub(crate) async fn keep_lifting(&self, stop: CancellationToken) {
+        let mut lifts = self.lifts.1.lock().await;
+        while let Some(Some(lift)) = stop.run_until_cancelled(next(&mut lifts)).await {
+            let lifted = match lift.level {
+                Level::Host => self.lift_to_host(lift).await,
+                Level::Disk | Level::Object => self.lift_to_disk(lift).await,
+            };
+            if let Err(error) = lifted {
+                tracing::warn!(block = ?lift.name, level = ?lift.level, %error, "a promotion failed");
+            }
+        }
+    }
+
+    async fn lift_to_host(&self, lift: Lift) -> Result<(), StoreError> {
+        let Some(Seen { meta, held }) = self.state().see(&lift.name) else {
+            return Ok(());
+        };
+        let Some(range) = LayerRange::from_count(0, lift.layers) else {
+            return Ok(());
+        };
+        let from = [Level::Disk, Level::Object].into_iter().find(|level| held[*level] >= lift.layers);
+        let (Some(from), true) = (from, held[Level::Host] < lift.layers) else {
+            return Ok(());
+        };
+        let Some(part) = self.read_part(&meta, from, range).await? else {
+            return Ok(());
+        };
+        // Without memory to spare the layers stay below.
+        if let Some(container) = self.joined(&part) {
+            self.take_up(&StoredBlock { meta, container }).await;
+        }
+        Ok(())
+    }
+
+    /// Both parts in one buffer; `None` where there is no memory for it.
+    fn joined(&self, part: &BlockPart) -> Option<Container> {
+        let mut buffer = self.buffers.take(usize::try_from(part.size()).ok()?)?;
+        let (head, data) = buffer.split_at_mut_checked(part.head.len())?;
+        head.copy_from_slice(&part.head);
+        data.copy_from_slice(&part.data);
+        Container::parse(buffer.freeze(), &self.container_limits()).ok()
+    }
+
+    async fn lift_to_disk(&self, lift: Lift) -> Result<(), StoreError> {
+        let name = lift.name;
+        if self.state().holdings.promote(name, Level::Disk, lift.layers, self.now()).is_none() {
+            return Ok(());
+        }
+        let written = self.copy(&name, Level::Object, Level::Disk).await;
+        self.end_copy(&name, Level::Disk, written).await.map(drop)
+    }
+
+    /// Copies cold blocks down, frees what was refused before and ends leases, until `stop`.
+    pub(crate) async fn keep_moving(self: &Arc<Self>, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(PERIOD);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut copies = JoinSet::new();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                _ = ticks.tick() => {}
+                Some(_) = copies.join_next() => {}
+            }
+            self.free_refused().await;
+            self.begin_copies(&mut copies).await;
+            let mut state = self.state();
+            state.holdings.expire(self.now());
+            self.measure(&state);
+        }
+        // A copy that is cut off leaves nothing: it is written aside until it is whole.
+        copies.shutdown().await;
+    }
+
+    async fn free_refused(&self) {
+        let (cuts, room) = {
+            let mut state = self.state();
+            let now = self.now();
+            let room = state.holdings.shrink(now);
+            state.apply(&room, now);
+            (state.holdings.retries(now), room)
+        };
+        // Counted and logged there; tried again later.
+        let _ = self.cut(cuts).await;
+        let _ = self.make_room(room).await;
+    }
+
+    async fn begin_copies(self: &Arc<Self>, copies: &mut JoinSet<()>) {
+        loop {
+            let next = {
+                let mut state = self.state();
+                let now = self.now();
+                state.holdings.demote(now).inspect(|(_, room)| state.apply(room, now))
+            };
+            let Some((name, room)) = next else {
+                return;
+            };
+            let made = self.make_room(room).await;
+            let service = self.clone();
+            copies.spawn(async move {
+                let ready = service.state().holdings.is_ready(&name, Level::Object);
+                let written = match made {
+                    Ok(()) if ready => service.copy(&name, Level::Disk, Level::Object).await,
+                    _ => Ok(false),
+                };
+                match service.end_copy(&name, Level::Object, written).await {
+                    Ok(true) => _ = service.metrics.copies.inc(),
+                    Ok(false) => {}
+                    Err(error) => tracing::warn!(block = ?name, %error, "a cold block could not be copied"),
+                }
+            });
+        }
+    }
+
+    /// Copies a whole block from one tier to another; false where it is not there any more.
+    async fn copy(&self, name: &BlockName, from: Level, to: Level) -> Result<bool, StoreError> {
+        let Some(Seen { meta, .. }) = self.state().see(name) else {
+            return Ok(false);
+        };
+        let (Some(source), Some(target)) = (self.tiers.store(from), self.tiers.store(to)) else {
+            return Ok(false);
+        };
+        let read = source.get(*name).await;
+        let Some(block) = self.sound(&meta, from, read).await? else {
+            return Ok(false);
+        };
+        if !block.is_whole() || block.meta.repr_digest != meta.repr_digest {
+            return Ok(false);
+        }
+        match target.put(block).await {
+            // It is there already, from an earlier attempt whose end was not seen.
+            Ok(()) | Err(StoreError::Exists) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends a move between tiers; whether the block is there now. What arrived too late is deleted.
+    async fn end_copy(
+        &self,
+        name: &BlockName,
+        level: Level,
+        written: Result<bool, StoreError>,
+    ) -> Result<bool, StoreError> {
+        let arrived = matches!(written, Ok(true)) && self.state().arrived_at(name, level, self.now());
+        if !arrived {
+            if let (Ok(true), Some(store)) = (&written, self.tiers.store(level)) {
+                let _ = store.delete(*name).await;
+            }
+            self.state().holdings.gave_up(name, level);
+        }
+        self.has_moved();
+        self.news.notify_one();
+        written.map(|_| arrived)
+    }
+}
+
+async fn next(lifts: &mut mpsc::Receiver<Lift>) -> Option<Lift> {
+    lifts.recv().await
+}
