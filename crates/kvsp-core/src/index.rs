@@ -1,20 +1,27 @@
 //! The index of replicas (draft sections 6.1 and 6.2, profile section 5) as one machine.
 //!
-//! A record takes one slot of fixed size plus its layer digests, which records of equal contents share.
-//! Slots of one block form a chain in the order of their holders, slots of one holder a ring; a hash
-//! table finds the chain of a block. Deadlines are checked on every read, so that reclaiming what has
-//! expired ([`Index::expire`]) may lag without being seen.
+//! A block is 48 octets that a lookup streams through: its key and a summary of its replicas. A replica is
+//! 80 octets more and its share of the digests, which replicas of one computation have in common. Replicas
+//! of one block form a chain in the order of their holders, those of one holder a ring; a table finds a
+//! block by its key. Deadlines are checked on every read, so that reclaiming what has expired
+//! ([`Index::expire`]) may lag without being seen.
 
+mod block;
 mod changes;
 mod config;
+mod contents;
 mod ending;
 mod expiry;
 mod holders;
+mod link;
 mod lookup;
 mod pool;
-mod slot;
+mod replica;
+mod room;
+mod slab;
 mod snapshot;
 mod table;
+mod texts;
 mod view;
 mod write;
 
@@ -24,13 +31,13 @@ mod model;
 mod tests;
 
 pub use changes::{Change, ChangeKind, Changes};
-pub use config::{IndexConfig, IndexError, Published, Publisher};
+pub use config::{IndexConfig, IndexError, Published, Publisher, WhenFull};
 pub use lookup::Lookup;
 pub use snapshot::{RestoreError, SnapshotCursor, SnapshotEntry};
 pub(crate) use view::covers;
 pub use view::{BlockView, ReplicaView};
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use kvsp_proto::descriptor::Descriptor;
 use kvsp_proto::id::{BlockKey, CompatId, ScopeId};
@@ -39,35 +46,44 @@ use kvsp_proto::uri::HolderUri;
 
 use crate::descriptors::{DescriptorRefusal, Descriptors};
 use crate::time::Time;
+use block::{Block, BlockId};
 use changes::Ring;
+use contents::ContentsPool;
 use expiry::Expiry;
 use holders::Holders;
 use pool::Pool;
-use slot::{NONE, Slot, SlotId};
+use replica::{Replica, ReplicaId};
 use table::Table;
+use texts::Texts;
 
-/// The index machine: the records, and the descriptors against which they are checked.
-///
-/// Its hard cap on records ([`IndexConfig::max_records`]) is kept by refusal, not by eviction: an index
-/// that dropped live records would turn hits of one holder into misses of another.
+/// The index machine: the records, and the descriptors against which they are checked. Its bounds are hard
+/// ([`IndexConfig`]); [`WhenFull`] says who gives way at them.
 #[derive(Debug)]
 pub struct Index {
     config: IndexConfig,
     descriptors: Descriptors,
-    slots: Vec<Slot>,
-    /// Free slots, the last freed first.
-    free: Vec<SlotId>,
+    blocks: Vec<Block>,
+    replicas: Vec<Replica>,
+    /// Free places, the first freed first: what was freed in order is used in order again, and lookups find
+    /// a prefix in neighbouring places.
+    free_blocks: VecDeque<BlockId>,
+    free_replicas: VecDeque<ReplicaId>,
     table: Table,
+    contents: ContentsPool,
     /// The (compatibility, scope) pairs in use.
     spaces: Pool<(CompatId, ScopeId)>,
     /// Producers and track namespaces in use.
-    texts: Pool<Box<str>>,
+    texts: Pool<Texts>,
     holders: Holders,
     expiry: Expiry,
-    /// Slots that make way where room is needed, those that began to first; some were filled since.
-    yielding: VecDeque<SlotId>,
+    /// Replicas that make way where room is needed, those that began to first; some were filled since.
+    yielding: VecDeque<ReplicaId>,
     changes: Ring,
     records: usize,
+    /// Octets of texts and of long residencies.
+    heap: u64,
+    /// Octets of each scope's records, where shares are limited.
+    scopes: BTreeMap<ScopeId, u64>,
 }
 
 impl Index {
@@ -77,9 +93,12 @@ impl Index {
     pub fn new(config: IndexConfig, seed: [u64; 4]) -> Self {
         Self {
             descriptors: Descriptors::new(config.max_descriptors),
-            slots: Vec::new(),
-            free: Vec::new(),
+            blocks: Vec::new(),
+            replicas: Vec::new(),
+            free_blocks: VecDeque::new(),
+            free_replicas: VecDeque::new(),
             table: Table::new(seed),
+            contents: ContentsPool::default(),
             spaces: Pool::default(),
             texts: Pool::default(),
             holders: Holders::default(),
@@ -87,6 +106,8 @@ impl Index {
             yielding: VecDeque::new(),
             changes: Ring::new(config.max_changes),
             records: 0,
+            heap: 0,
+            scopes: BTreeMap::new(),
             config,
         }
     }
@@ -103,10 +124,10 @@ impl Index {
         self.records == 0
     }
 
-    /// Slots in use: records and tombstones.
+    /// Records and tombstones held.
     #[must_use]
     pub fn used(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.replicas.len() - self.free_replicas.len()
     }
 
     /// Registers a descriptor; `true` where it is new. Records that are there already stay.
@@ -147,8 +168,8 @@ impl Index {
 
     fn block(&self, compat: CompatId, scope: ScopeId, key: BlockKey, now: Time) -> Option<BlockView<'_>> {
         let space = self.spaces.find(&(compat, scope))?;
-        let head = self.table.find(&self.slots, space, &key)?;
-        Some(BlockView::new(self, head, self.layers_of(compat), now))
+        let block = self.table.find(&self.blocks, space, &key)?;
+        Some(BlockView::new(self, block, self.layers_of(compat), now))
     }
 
     /// Layers by the descriptor, where it is known.
@@ -156,14 +177,24 @@ impl Index {
         self.descriptors.get(compat).map(|descriptor| descriptor.layers)
     }
 
-    fn slot(&self, id: SlotId) -> Option<&Slot> {
-        self.slots.get(id as usize)
+    /// A replica that is not free.
+    fn replica(&self, id: ReplicaId) -> Option<&Replica> {
+        self.replicas.get(id as usize).filter(|replica| !replica.is_free())
     }
 
-    /// The slots of a chain, in the order of their holders.
-    fn chain(&self, head: SlotId) -> impl Iterator<Item = (SlotId, &Slot)> {
-        std::iter::successors(self.slot(head).map(|slot| (head, slot)), |(_, slot)| {
-            if slot.next == NONE { None } else { self.slot(slot.next).map(|next| (slot.next, next)) }
-        })
+    fn key_of(&self, block: BlockId) -> BlockKey {
+        self.blocks.get(block as usize).map_or_else(BlockKey::default, |block| block.key)
+    }
+
+    fn space_of(&self, block: BlockId) -> (CompatId, ScopeId) {
+        let block = self.blocks.get(block as usize);
+        block.and_then(|block| self.spaces.get(block.space)).copied().unwrap_or_default()
+    }
+
+    /// The replicas of a block, in the order of their holders.
+    fn chain(&self, block: BlockId) -> impl Iterator<Item = (ReplicaId, &Replica)> {
+        let at = |id: ReplicaId| self.replicas.get(id as usize).map(|replica| (id, replica));
+        let head = self.blocks.get(block as usize).and_then(|block| at(block.head));
+        std::iter::successors(head, move |(_, replica)| at(replica.next))
     }
 }

@@ -7,7 +7,7 @@ use kvsp_proto::id::{BlockKey, CompatId, ScopeId};
 use kvsp_proto::uri::HolderUri;
 
 use super::Index;
-use super::slot::SlotId;
+use super::replica::ReplicaId;
 
 /// What happened to a replica record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -80,6 +80,11 @@ impl Ring {
         Self { kept: VecDeque::new(), next: 0, max }
     }
 
+    /// Octets in use.
+    pub(super) fn octets(&self) -> u64 {
+        (self.kept.len() * size_of::<Kept>()) as u64
+    }
+
     fn push(&mut self, change: Kept) {
         self.next += 1;
         if self.max == 0 {
@@ -132,12 +137,12 @@ impl Index {
         self.changes.next
     }
 
-    /// Tells of a change of the record in a slot.
-    pub(super) fn note(&mut self, kind: ChangeKind, id: SlotId) {
-        let Some(slot) = self.slots.get(id as usize) else { return };
-        let Some(&(compat, scope)) = self.spaces.get(slot.space) else { return };
-        let Some(holder) = self.holders.get(slot.holder) else { return };
-        self.changes.push(Kept { kind, compat, scope, key: slot.key, holder: Arc::clone(&holder.uri) });
+    /// Tells of a change of a record.
+    pub(super) fn note(&mut self, kind: ChangeKind, id: ReplicaId) {
+        let Some(replica) = self.replica(id) else { return };
+        let ((compat, scope), key) = (self.space_of(replica.block), self.key_of(replica.block));
+        let Some(holder) = self.holders.get(replica.holder) else { return };
+        self.changes.push(Kept { kind, compat, scope, key, holder: Arc::clone(&holder.uri) });
     }
 }
 

@@ -24,6 +24,25 @@ pub struct IndexConfig {
     pub max_ttl_ms: u64,
     /// Changes kept for readers of the feed.
     pub max_changes: usize,
+    /// Most octets of memory in use ([`Index::octets`](super::Index::octets)).
+    pub max_octets: u64,
+    /// What happens to a record for which `max_records` or `max_octets` leaves no room.
+    pub when_full: WhenFull,
+    /// The most of `max_octets`, in percent, that the records of one scope may take; what goes beyond is
+    /// refused, whatever `when_full` says, so that a scope does not displace the records of others.
+    pub max_scope_percent: Option<u8>,
+}
+
+/// What happens where the index is full. Expired records and memory of `seq` that yields go first always.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WhenFull {
+    /// The new record is refused: an index that dropped live records would turn hits of one holder into
+    /// misses of another.
+    #[default]
+    Refuse,
+    /// The record whose TTL ends first is dropped. The wheel of deadlines is searched up to a bound, so it
+    /// may be one that ends nearly first; holders that refresh in time keep their records longest.
+    OldestExpiryFirst,
 }
 
 impl Default for IndexConfig {
@@ -37,6 +56,9 @@ impl Default for IndexConfig {
             max_descriptors: 1024,
             max_ttl_ms: 3_600_000,
             max_changes: 65_536,
+            max_octets: 8 << 30,
+            when_full: WhenFull::Refuse,
+            max_scope_percent: None,
         }
     }
 }
@@ -104,6 +126,20 @@ pub enum IndexError {
         /// The limit.
         max: usize,
     },
+    /// [`IndexConfig::max_octets`] is reached (`kvsp-storage-full`).
+    #[error("the index uses {max} octets, which is its limit; withdraw records or wait for expiry")]
+    MemoryFull {
+        /// The limit, in octets.
+        max: u64,
+    },
+    /// [`IndexConfig::max_scope_percent`] is reached (`kvsp-storage-full`).
+    #[error(
+        "the records of the scope take {max} octets, which is its share; withdraw some or wait for expiry"
+    )]
+    ScopeFull {
+        /// The share, in octets.
+        max: u64,
+    },
     /// [`IndexConfig::max_holders`] is reached (`kvsp-storage-full`).
     #[error("the index knows {max} holders, which is its limit")]
     HoldersFull {
@@ -121,6 +157,8 @@ impl From<IndexError> for Problem {
             IndexError::EpochByDelegate => ProblemType::NotHolder,
             IndexError::Full { .. }
             | IndexError::HolderFull { .. }
+            | IndexError::MemoryFull { .. }
+            | IndexError::ScopeFull { .. }
             | IndexError::BlockFull { .. }
             | IndexError::HoldersFull { .. } => ProblemType::StorageFull,
         };

@@ -8,7 +8,7 @@
 use kvsp_proto::message::ReplicaName;
 use kvsp_proto::uri::HolderUri;
 
-use super::slot::{Dropped, NONE, Slot, SlotId};
+use super::replica::{Dropped, Replica, ReplicaId};
 use super::write::check_seq;
 use super::{ChangeKind, Index, IndexError};
 use crate::time::Time;
@@ -21,15 +21,15 @@ impl Index {
     /// [`IndexError::StaleSeq`] and, where a tombstone finds no room, the `Full` ones.
     pub fn delete(&mut self, name: &ReplicaName, now: Time) -> Result<bool, IndexError> {
         let until = now.after_millis(self.config.max_ttl_ms);
-        let Some(id) = self.find_name(name) else {
+        let Some(id) = self.find(name.compat_id, name.scope_id, &name.block_key, &name.holder) else {
             if let Some(seq) = name.seq {
                 self.entomb(name, seq, until, false, now)?;
             }
             return Ok(false);
         };
-        let Some(slot) = self.slot(id) else { return Ok(false) };
-        check_seq(self.memory_of(slot, now).map(|(seq, _)| seq), name.seq)?;
-        let was_live = slot.is_live(now);
+        let Some(replica) = self.replica(id) else { return Ok(false) };
+        check_seq(self.memory_of(replica, now).map(|(seq, _)| seq), name.seq)?;
+        let was_live = replica.is_live(now);
         match name.seq {
             Some(seq) => {
                 self.tell_end(id, ChangeKind::Withdraw, now);
@@ -43,8 +43,8 @@ impl Index {
     /// Withdraws all records of a holder and returns how many.
     pub fn delete_holder(&mut self, holder: &HolderUri, now: Time) -> usize {
         let before = self.records;
-        for id in self.slots_of(holder) {
-            if self.slot(id).is_some_and(|slot| !slot.is_tombstone()) {
+        for id in self.replicas_of(holder) {
+            if self.replica(id).is_some_and(|replica| !replica.is_tombstone()) {
                 self.end(id, ChangeKind::Withdraw, now);
             }
         }
@@ -55,13 +55,18 @@ impl Index {
     /// `host` is gone. Returns the records that were dropped whole.
     pub fn drop_volatile(&mut self, holder: &HolderUri, now: Time) -> usize {
         let before = self.records;
-        for id in self.slots_of(holder) {
-            let Some(slot) = self.slots.get_mut(id as usize).filter(|slot| slot.is_live(now)) else {
+        for id in self.replicas_of(holder) {
+            let Some(replica) = self.replicas.get_mut(id as usize).filter(|replica| replica.is_live(now))
+            else {
                 continue;
             };
-            match slot.drop_volatile() {
+            match replica.drop_volatile() {
                 Dropped::Nothing => {}
-                Dropped::Some => self.note(ChangeKind::Publish, id),
+                Dropped::Some => {
+                    let block = replica.block;
+                    self.sum_up(block);
+                    self.note(ChangeKind::Publish, id);
+                }
                 Dropped::All => self.end(id, ChangeKind::Withdraw, now),
             }
         }
@@ -70,12 +75,12 @@ impl Index {
 
     /// Ends a record, live or past its deadline: readers of the feed are told, and its `seq` is remembered.
     /// A tombstone is forgotten.
-    pub(super) fn end(&mut self, id: SlotId, kind: ChangeKind, now: Time) {
+    pub(super) fn end(&mut self, id: ReplicaId, kind: ChangeKind, now: Time) {
         self.tell_end(id, kind, now);
-        let Some(slot) = self.slot(id) else { return };
-        let ended = slot.deadline.min(now);
+        let Some(replica) = self.replica(id) else { return };
+        let ended = replica.deadline.min(now);
         let until = ended.after_millis(self.config.max_ttl_ms);
-        match slot.seq().filter(|_| !slot.is_tombstone() && until > now) {
+        match replica.seq().filter(|_| !replica.is_tombstone() && until > now) {
             Some(seq) => self.bury(id, seq, until, true),
             None => self.remove(id, now),
         }
@@ -83,40 +88,38 @@ impl Index {
 
     /// Tells of the end of a record, unless the slot is none. What is past its deadline has expired,
     /// whatever ends it now.
-    pub(super) fn tell_end(&mut self, id: SlotId, kind: ChangeKind, now: Time) {
-        let Some(slot) = self.slot(id).filter(|slot| !slot.is_tombstone()) else { return };
-        let kind = if slot.is_live(now) { kind } else { ChangeKind::Expire };
+    pub(super) fn tell_end(&mut self, id: ReplicaId, kind: ChangeKind, now: Time) {
+        let Some(replica) = self.replica(id).filter(|replica| !replica.is_tombstone()) else { return };
+        let kind = if replica.is_live(now) { kind } else { ChangeKind::Expire };
         self.note(kind, id);
     }
 
-    /// The `seq` that is known of the replica in a slot, and until when.
-    pub(super) fn memory_of(&self, slot: &Slot, now: Time) -> Option<(u64, Time)> {
-        let until = if slot.is_tombstone() {
-            slot.deadline
+    /// The `seq` that is known of the replica in mind, and until when.
+    pub(super) fn memory_of(&self, replica: &Replica, now: Time) -> Option<(u64, Time)> {
+        let until = if replica.is_tombstone() {
+            replica.deadline
         } else {
-            slot.deadline.after_millis(self.config.max_ttl_ms)
+            replica.deadline.after_millis(self.config.max_ttl_ms)
         };
-        slot.seq().filter(|_| until > now).map(|seq| (seq, until))
+        replica.seq().filter(|_| until > now).map(|seq| (seq, until))
     }
 
-    /// Makes a slot, record or tombstone, a tombstone.
-    fn bury(&mut self, id: SlotId, seq: u64, until: Time, yields: bool) {
-        let Some(slot) = self.slots.get_mut(id as usize) else { return };
-        let (before, was_record, yielded, holder) =
-            (slot.deadline, !slot.is_tombstone(), slot.yields(), slot.holder);
-        slot.bury(seq, until, yields);
-        let texts =
-            [std::mem::replace(&mut slot.producer, NONE), std::mem::replace(&mut slot.namespace, NONE)];
-        texts.into_iter().for_each(|text| self.texts.release(text));
-        self.records -= usize::from(was_record);
+    /// Makes a record or a tombstone a tombstone.
+    fn bury(&mut self, id: ReplicaId, seq: u64, until: Time, yields: bool) {
+        self.let_go(id);
+        let Some(replica) = self.replicas.get_mut(id as usize) else { return };
+        let (before, yielded) = (replica.deadline, replica.yields());
+        let (holder, block) = (replica.holder, replica.block);
+        replica.bury(seq, until, yields);
         self.count_yielding(holder, yielded, yields);
         if yields {
             self.queue_yielding(id);
         }
-        self.expiry.queue(id, until, Some(before));
+        self.expiry.requeue(id, until, before);
+        self.sum_up(block);
     }
 
-    /// A tombstone of a replica that has no slot.
+    /// A tombstone of a replica of which nothing is known.
     pub(super) fn entomb(
         &mut self,
         name: &ReplicaName,
@@ -125,19 +128,20 @@ impl Index {
         yields: bool,
         now: Time,
     ) -> Result<(), IndexError> {
-        self.room_for_slot(&name.holder, now)?;
+        let spot = self.spot(name.compat_id, name.scope_id, &name.block_key, &name.holder);
+        self.room_for_replica(&spot, name.scope_id, &name.holder, None, now)?;
         let id = self.link(name, seq, until, now);
-        if yields && let Some(slot) = self.slots.get_mut(id as usize) {
-            slot.set_yields(true);
-            let holder = slot.holder;
+        if yields && let Some(replica) = self.replicas.get_mut(id as usize) {
+            replica.set_yields(true);
+            let holder = replica.holder;
             self.count_yielding(holder, false, true);
             self.queue_yielding(id);
         }
         Ok(())
     }
 
-    fn queue_yielding(&mut self, id: SlotId) {
-        if self.slots.get_mut(id as usize).is_some_and(|slot| !slot.set_queued(true)) {
+    fn queue_yielding(&mut self, id: ReplicaId) {
+        if self.replicas.get_mut(id as usize).is_some_and(|replica| !replica.set_queued(true)) {
             self.yielding.push_back(id);
         }
     }
@@ -152,9 +156,9 @@ impl Index {
     /// Forgets the oldest memory that makes way; `false` where there is none.
     pub(super) fn yield_one(&mut self, now: Time) -> bool {
         while let Some(id) = self.yielding.pop_front() {
-            let Some(slot) = self.slots.get_mut(id as usize) else { continue };
-            slot.set_queued(false);
-            if slot.yields() {
+            let Some(replica) = self.replicas.get_mut(id as usize) else { continue };
+            replica.set_queued(false);
+            if replica.yields() {
                 self.remove(id, now);
                 return true;
             }

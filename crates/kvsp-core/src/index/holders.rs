@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use kvsp_proto::uri::HolderUri;
 
-use super::slot::{NONE, SlotId};
+use super::replica::{NONE, ReplicaId};
 use crate::time::Time;
+
+/// Octets of a holder but for its URI: its entry, the places of its number, and a third of a tree's node.
+const HOLDER_OCTETS: u64 = 256;
 
 /// What the index knows of one holder.
 #[derive(Debug)]
@@ -19,7 +22,7 @@ pub(super) struct Holder {
     /// Those among them that make way for records.
     pub(super) yielding: usize,
     /// One of them.
-    pub(super) first: SlotId,
+    pub(super) first: ReplicaId,
     /// When a holder without slots is forgotten, with its epoch.
     forget_at: Time,
     /// Whether it is in the queue of those to forget.
@@ -33,6 +36,8 @@ pub(super) struct Holders {
     entries: Vec<Option<Holder>>,
     free: Vec<u32>,
     idle: VecDeque<(Time, u32)>,
+    /// Octets in URIs.
+    heap: u64,
 }
 
 impl Holders {
@@ -56,6 +61,11 @@ impl Holders {
     /// One more than the highest number given.
     pub(super) const fn end(&self) -> u32 {
         self.entries.len() as u32
+    }
+
+    /// Octets in use, roughly.
+    pub(super) const fn octets(&self) -> u64 {
+        self.entries.len() as u64 * HOLDER_OCTETS + self.heap
     }
 
     /// Holders known.
@@ -84,6 +94,7 @@ impl Holders {
         if let Some(entry) = self.entries.get_mut(id as usize) {
             *entry = Some(holder);
         }
+        self.heap += 2 * uri.as_str().len() as u64;
         self.ids.insert(uri.clone(), id);
         self.idle.push_back((forget_at, id));
         id
@@ -113,6 +124,7 @@ impl Holders {
                 self.idle.push_back((again, id));
             } else if let Some(holder) = self.entries.get_mut(id as usize).and_then(Option::take) {
                 self.ids.remove(&*holder.uri);
+                self.heap -= 2 * holder.uri.as_str().len() as u64;
                 self.free.push(id);
             }
         }

@@ -3,7 +3,9 @@
 use kvsp_proto::id::{BlockKey, CompatId, ScopeId};
 
 use super::Index;
-use super::slot::{NONE, Slot, SlotId};
+use super::block::{BlockId, tick_of};
+use super::replica::NONE;
+use super::table::BATCH;
 use super::view::BlockView;
 use crate::time::Time;
 
@@ -13,8 +15,10 @@ pub struct Lookup<'a> {
     index: &'a Index,
     now: Time,
     layers: Option<u32>,
-    heads: Vec<SlotId>,
+    blocks: Vec<BlockId>,
     complete: usize,
+    /// No block so far was incomplete.
+    unbroken: bool,
 }
 
 impl Index {
@@ -22,35 +26,19 @@ impl Index {
     /// and scope (draft section 6.2).
     #[must_use]
     pub fn lookup(&self, compat: CompatId, scope: ScopeId, keys: &[BlockKey], now: Time) -> Lookup<'_> {
-        let mut found =
-            Lookup { index: self, now, layers: self.layers_of(compat), heads: Vec::new(), complete: 0 };
-        let Some(space) = self.spaces.find(&(compat, scope)) else { return found };
-        found.heads.reserve(keys.len());
-        let mut head = NONE;
-        for key in keys {
-            // Prefixes are mostly published in order, so the next block's slot is mostly the next one.
-            let next = head.wrapping_add(1);
-            let guessed = self.slot(next).is_some_and(|slot| slot.heads(space, key));
-            head = if guessed {
-                next
-            } else if let Some(head) = self.table.find(&self.slots, space, key) {
-                head
-            } else {
-                break;
-            };
-            let Some(complete) = found.judge(head) else { break };
-            if complete && found.complete == found.heads.len() {
-                found.complete += 1;
-            }
-            found.heads.push(head);
+        let mut found = Lookup {
+            index: self,
+            now,
+            layers: self.layers_of(compat),
+            blocks: Vec::new(),
+            complete: 0,
+            unbroken: true,
+        };
+        if let Some(space) = self.spaces.find(&(compat, scope)) {
+            found.blocks.reserve(keys.len());
+            found.search(space, keys);
         }
         found
-    }
-}
-
-impl Slot {
-    fn heads(&self, space: u32, key: &BlockKey) -> bool {
-        self.is_head() && self.space == space && self.key == *key
     }
 }
 
@@ -58,7 +46,7 @@ impl<'a> Lookup<'a> {
     /// Leading keys with at least one live replica.
     #[must_use]
     pub fn matched(&self) -> usize {
-        self.heads.len()
+        self.blocks.len()
     }
 
     /// Leading keys of which live replicas of one digest and codec hold every layer together.
@@ -69,22 +57,67 @@ impl<'a> Lookup<'a> {
 
     /// The matched blocks, in the order of the keys.
     pub fn blocks(&self) -> impl ExactSizeIterator<Item = BlockView<'a>> + use<'a, '_> {
-        self.heads.iter().map(|&head| BlockView::new(self.index, head, self.layers, self.now))
+        self.blocks.iter().map(|&block| BlockView::new(self.index, block, self.layers, self.now))
     }
 
-    /// `None` without a live replica, else whether the block is complete.
-    fn judge(&self, head: SlotId) -> Option<bool> {
-        let slot = self.index.slot(head)?;
-        if slot.next == NONE
-            && let Some(span) = slot.only_span()
-        {
-            // One replica with one range: nothing has to be collected.
-            let listed = || slot.layer_digests.as_ref().map_or(0, |digests| digests.len() as u64);
-            let layers = self.layers.map_or_else(listed, u64::from);
-            return slot.is_live(self.now).then(|| span.0 == 0 && u64::from(span.1) + 1 >= layers);
+    /// A prefix is mostly published in order, so the next key is mostly that of the next block. Where it is
+    /// not, the table is asked, for one key at first and for more at once while the guess keeps failing.
+    fn search(&mut self, space: u32, keys: &[BlockKey]) {
+        let mut batch = 1;
+        let mut keys = keys;
+        let mut found = [NONE; BATCH];
+        loop {
+            let run = self.run(space, keys);
+            let Some(rest) = keys.get(run..).filter(|rest| !rest.is_empty()) else { return };
+            if run > batch {
+                batch = 1;
+            }
+            let some = rest.get(..batch).unwrap_or(rest);
+            self.index.table.find_all(&self.index.blocks, space, some, &mut found);
+            for &block in found.iter().take(some.len()) {
+                if block == NONE || !self.add(block) {
+                    return;
+                }
+            }
+            keys = rest.get(some.len()..).unwrap_or_default();
+            batch = (4 * batch).min(BATCH);
         }
-        let block = BlockView::new(self.index, head, self.layers, self.now);
-        block.replicas().next()?;
-        Some(block.is_complete())
+    }
+
+    /// Adds the blocks that follow the last one as long as their keys are the next ones; returns how many.
+    fn run(&mut self, space: u32, keys: &[BlockKey]) -> usize {
+        let Some(next) = self.blocks.last().map(|&last| last.wrapping_add(1)) else { return 0 };
+        let neighbours = self.index.blocks.get(next as usize..).unwrap_or_default();
+        let (tick, want) = (tick_of(self.now), self.layers.unwrap_or(1).max(1));
+        let before = self.blocks.len();
+        for ((key, block), id) in keys.iter().zip(neighbours).zip(next..) {
+            if block.key != *key || block.space != space {
+                break;
+            }
+            if block.sure > tick && block.whole >= want && self.unbroken {
+                self.complete += 1;
+                self.blocks.push(id);
+            } else if !self.add(id) {
+                break;
+            }
+        }
+        self.blocks.len() - before
+    }
+
+    /// Adds a block; `false` where it has no live replica.
+    fn add(&mut self, id: BlockId) -> bool {
+        let Some(block) = self.index.blocks.get(id as usize) else { return false };
+        let view = BlockView::new(self.index, id, self.layers, self.now);
+        let sure = block.sure > tick_of(self.now);
+        if !sure && view.replicas().next().is_none() {
+            return false;
+        }
+        if self.unbroken {
+            let whole = sure && block.whole >= self.layers.unwrap_or(1).max(1);
+            self.unbroken = whole || view.is_complete();
+            self.complete += usize::from(self.unbroken);
+        }
+        self.blocks.push(id);
+        true
     }
 }

@@ -63,7 +63,7 @@ impl<K: Ord + Clone> Pool<K> {
         }
     }
 
-    #[cfg(test)]
+    /// Values in use.
     pub(super) fn len(&self) -> usize {
         self.ids.len()
     }

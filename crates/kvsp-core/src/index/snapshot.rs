@@ -8,7 +8,7 @@ use kvsp_proto::message::ReplicaName;
 use kvsp_proto::record::ReplicaRecord;
 use kvsp_proto::uri::HolderUri;
 
-use super::slot::SlotId;
+use super::replica::ReplicaId;
 use super::view::ReplicaView;
 use super::{Index, IndexError, Publisher};
 use crate::descriptors::DescriptorRefusal;
@@ -61,8 +61,8 @@ enum At {
     Descriptor(Option<CompatId>),
     /// At the holder of this number.
     Holder(u32),
-    /// At this slot.
-    Slot(SlotId),
+    /// At the replica of this number.
+    Replica(ReplicaId),
 }
 
 /// An entry is not taken.
@@ -94,7 +94,7 @@ impl Index {
         match after.map_or(At::Descriptor(None), |SnapshotCursor(at)| at) {
             At::Descriptor(after) => self.descriptors_after(after, limit),
             At::Holder(first) => self.holders_from(first, limit, now),
-            At::Slot(first) => self.slots_from(first, limit, now),
+            At::Replica(first) => self.replicas_from(first, limit, now),
         }
     }
 
@@ -134,34 +134,40 @@ impl Index {
             let epoch = holder.epoch.filter(|_| until > now)?;
             Some(SnapshotEntry::Holder { holder: HolderUri::clone(&holder.uri), epoch, until })
         });
-        let next = if ids.end < self.holders.end() { At::Holder(ids.end) } else { At::Slot(0) };
+        let next = if ids.end < self.holders.end() { At::Holder(ids.end) } else { At::Replica(0) };
         (found.collect(), Some(SnapshotCursor(next)))
     }
 
-    fn slots_from(
+    fn replicas_from(
         &self,
-        first: SlotId,
+        first: ReplicaId,
         limit: usize,
         now: Time,
     ) -> (Vec<SnapshotEntry>, Option<SnapshotCursor>) {
-        let end = self.slots.len() as SlotId;
+        let end = self.replicas.len() as ReplicaId;
         let ids = first..end.min(first.saturating_add(clamp(limit)));
         let found = ids.clone().filter_map(|id| self.entry_of(id, now)).collect();
-        (found, (ids.end < end).then_some(SnapshotCursor(At::Slot(ids.end))))
+        (found, (ids.end < end).then_some(SnapshotCursor(At::Replica(ids.end))))
     }
 
-    fn entry_of(&self, id: SlotId, now: Time) -> Option<SnapshotEntry> {
-        let slot = self.slot(id).filter(|slot| !slot.is_free())?;
-        let owner = self.holders.get(slot.holder)?;
-        if slot.is_live(now) {
-            let record = Box::new(ReplicaView::new(self, slot, owner, now).to_record(true));
-            return Some(SnapshotEntry::Record { record, deadline: slot.deadline });
+    fn entry_of(&self, id: ReplicaId, now: Time) -> Option<SnapshotEntry> {
+        let replica = self.replica(id)?;
+        let owner = self.holders.get(replica.holder)?;
+        if replica.is_live(now) {
+            let record = Box::new(ReplicaView::new(self, replica, owner, now).to_record(true));
+            return Some(SnapshotEntry::Record { record, deadline: replica.deadline });
         }
-        let (seq, until) = self.memory_of(slot, now)?;
-        let &(compat_id, scope_id) = self.spaces.get(slot.space)?;
+        let (seq, until) = self.memory_of(replica, now)?;
+        let (compat_id, scope_id) = self.space_of(replica.block);
         let holder = HolderUri::clone(&owner.uri);
-        let name = ReplicaName { compat_id, scope_id, block_key: slot.key, holder, seq: Some(seq) };
-        Some(SnapshotEntry::Tombstone { name, until, yields: !slot.is_tombstone() || slot.yields() })
+        let name = ReplicaName {
+            compat_id,
+            scope_id,
+            block_key: self.key_of(replica.block),
+            holder,
+            seq: Some(seq),
+        };
+        Some(SnapshotEntry::Tombstone { name, until, yields: !replica.is_tombstone() || replica.yields() })
     }
 
     /// Puts an entry of a snapshot in again; `true` where it says something still. What has ended is left
@@ -214,7 +220,7 @@ impl Index {
             let name = ReplicaName { seq: Some(seq), ..name_of(record) };
             return self.restore_tombstone(&name, until, true, now);
         }
-        if self.find(record).is_some() {
+        if self.find(record.compat_id, record.scope_id, &record.block_key, &record.holder).is_some() {
             return Ok(false);
         }
         self.put_until(record, Publisher::Holder, deadline, now)?;
@@ -229,7 +235,7 @@ impl Index {
         now: Time,
     ) -> Result<bool, RestoreError> {
         let Some(seq) = name.seq.filter(|_| until > now) else { return Ok(false) };
-        if self.find_name(name).is_some() {
+        if self.find(name.compat_id, name.scope_id, &name.block_key, &name.holder).is_some() {
             return Ok(false);
         }
         let until = until.min(now.after_millis(self.config.max_ttl_ms));

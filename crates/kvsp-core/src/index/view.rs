@@ -6,15 +6,16 @@ use kvsp_proto::registry::Codec;
 use kvsp_proto::uri::HolderUri;
 
 use super::Index;
+use super::block::BlockId;
 use super::holders::Holder;
-use super::slot::{Held, Slot, SlotId};
+use super::replica::{Held, Replica};
 use crate::time::Time;
 
 /// The live replicas of one block.
 #[derive(Debug, Clone, Copy)]
 pub struct BlockView<'a> {
     index: &'a Index,
-    head: SlotId,
+    block: BlockId,
     layers: Option<u32>,
     now: Time,
 }
@@ -23,28 +24,30 @@ pub struct BlockView<'a> {
 #[derive(Debug, Clone, Copy)]
 pub struct ReplicaView<'a> {
     index: &'a Index,
-    slot: &'a Slot,
+    replica: &'a Replica,
     owner: &'a Holder,
     now: Time,
 }
 
 impl<'a> BlockView<'a> {
-    pub(super) const fn new(index: &'a Index, head: SlotId, layers: Option<u32>, now: Time) -> Self {
-        Self { index, head, layers, now }
+    pub(super) const fn new(index: &'a Index, block: BlockId, layers: Option<u32>, now: Time) -> Self {
+        Self { index, block, layers, now }
     }
 
     /// The block's key.
     #[must_use]
     pub fn key(&self) -> BlockKey {
-        self.index.slot(self.head).map_or_else(BlockKey::default, |slot| slot.key)
+        self.index.key_of(self.block)
     }
 
     /// Its live replicas, ordered by holder.
     pub fn replicas(&self) -> impl Iterator<Item = ReplicaView<'a>> + use<'a> {
         let Self { index, now, .. } = *self;
-        index.chain(self.head).filter(move |(_, slot)| slot.is_live(now)).filter_map(move |(_, slot)| {
-            index.holders.get(slot.holder).map(|owner| ReplicaView { index, slot, owner, now })
-        })
+        index.chain(self.block).filter(move |(_, replica)| replica.is_live(now)).filter_map(
+            move |(_, replica)| {
+                index.holders.get(replica.holder).map(|owner| ReplicaView { index, replica, owner, now })
+            },
+        )
     }
 
     /// What "every layer" is: the descriptor's layers where it is known, else the length of the longest
@@ -52,12 +55,11 @@ impl<'a> BlockView<'a> {
     #[must_use]
     pub fn layers(&self) -> u32 {
         let digests = || {
-            let longest =
-                self.replicas().filter_map(|r| r.slot.layer_digests.as_ref().map(|d| d.len())).max();
+            let longest = self.replicas().filter_map(|r| r.layer_digests().map(<[_]>::len)).max();
             longest.and_then(|n| u32::try_from(n).ok())
         };
-        let highest = || self.replicas().flat_map(|r| r.slot.held().map(|held| held.layers.1)).max();
-        self.layers.or_else(digests).or_else(|| highest().map(|layer| layer.saturating_add(1))).unwrap_or(0)
+        let highest = || self.replicas().map(|r| r.replica.end()).max();
+        self.layers.or_else(digests).or_else(highest).unwrap_or(0)
     }
 
     /// Whether live replicas of equal digest and codec hold every layer together.
@@ -66,7 +68,7 @@ impl<'a> BlockView<'a> {
         let layers = self.layers();
         let mut spans: Vec<(Digest, Codec, LayerSpan)> = self
             .replicas()
-            .flat_map(|r| r.slot.held().map(move |held| (r.slot.digest, r.slot.codec, held.layers)))
+            .flat_map(|r| r.replica.held().map(move |held| (r.digest(), r.codec(), held.layers)))
             .collect();
         spans.sort_unstable();
         spans
@@ -88,12 +90,12 @@ pub(crate) fn covers(spans: impl Iterator<Item = LayerSpan>, layers: u32) -> boo
 }
 
 impl<'a> ReplicaView<'a> {
-    pub(super) const fn new(index: &'a Index, slot: &'a Slot, owner: &'a Holder, now: Time) -> Self {
-        Self { index, slot, owner, now }
+    pub(super) const fn new(index: &'a Index, replica: &'a Replica, owner: &'a Holder, now: Time) -> Self {
+        Self { index, replica, owner, now }
     }
 
     pub(super) const fn is_of(&self, holder: u32) -> bool {
-        self.slot.holder == holder
+        self.replica.holder == holder
     }
 
     /// Who holds it.
@@ -104,78 +106,77 @@ impl<'a> ReplicaView<'a> {
 
     /// Its replica digest.
     #[must_use]
-    pub const fn digest(&self) -> Digest {
-        self.slot.digest
+    pub fn digest(&self) -> Digest {
+        self.index.contents.digest(self.replica.contents).unwrap_or_default()
     }
 
     /// Its codec.
     #[must_use]
     pub const fn codec(&self) -> Codec {
-        self.slot.codec
+        self.replica.codec
     }
 
     /// Octets of the whole container.
     #[must_use]
     pub const fn size(&self) -> u64 {
-        self.slot.size
+        self.replica.size
     }
 
     /// What resides where.
     pub fn residency(&self) -> impl Iterator<Item = Residency> + use<'a> {
-        self.slot.held().map(Held::to_residency)
+        self.replica.held().map(Held::to_residency)
     }
 
     /// Its layer digests, in the order of layers.
     #[must_use]
     pub fn layer_digests(&self) -> Option<&'a [Digest]> {
-        self.slot.layer_digests.as_deref()
+        self.index.contents.list(self.replica.contents)
     }
 
     /// What remains of its TTL, in ms; at least 1.
     #[must_use]
     pub fn ttl_ms(&self) -> u64 {
         // A live record has some time left, however little: 0 is no TTL.
-        self.now.millis_until(self.slot.deadline).max(1)
+        self.now.millis_until(self.replica.deadline).max(1)
     }
 
     /// Its `seq`.
     #[must_use]
     pub fn seq(&self) -> Option<u64> {
-        self.slot.seq()
+        self.replica.seq()
     }
 
     /// Its `holder_epoch`.
     #[must_use]
     pub fn holder_epoch(&self) -> Option<u64> {
-        self.owner.epoch.filter(|_| self.slot.has_epoch())
+        self.owner.epoch.filter(|_| self.replica.has_epoch())
     }
 
     /// Who made the block.
     #[must_use]
     pub fn producer(&self) -> Option<&'a str> {
-        self.index.texts.get(self.slot.producer).map(AsRef::as_ref)
+        self.index.texts.get(self.replica.texts)?.producer.as_deref()
     }
 
     /// The MOQT namespace under which it is served.
     #[must_use]
     pub fn moqt_namespace(&self) -> Option<&'a str> {
-        self.index.texts.get(self.slot.namespace).map(AsRef::as_ref)
+        self.index.texts.get(self.replica.texts)?.namespace.as_deref()
     }
 
     /// The record, with its remaining TTL; without layer digests unless asked for.
     #[must_use]
     pub fn to_record(&self, digests: bool) -> ReplicaRecord {
-        let (index, slot) = (self.index, self.slot);
-        let (compat_id, scope_id) = index.spaces.get(slot.space).copied().unwrap_or_default();
+        let (compat_id, scope_id) = self.index.space_of(self.replica.block);
         ReplicaRecord {
-            block_key: slot.key,
+            block_key: self.index.key_of(self.replica.block),
             compat_id,
             scope_id,
             holder: HolderUri::clone(&self.owner.uri),
-            codec: slot.codec,
-            size: slot.size,
-            digest: NamedDigest(slot.digest),
-            layer_digests: slot.layer_digests.as_ref().filter(|_| digests).map(|list| list.to_vec()),
+            codec: self.codec(),
+            size: self.size(),
+            digest: NamedDigest(self.digest()),
+            layer_digests: self.layer_digests().filter(|_| digests).map(<[Digest]>::to_vec),
             residency: self.residency().collect(),
             ttl_ms: self.ttl_ms(),
             seq: self.seq(),

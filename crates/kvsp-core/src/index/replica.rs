@@ -1,29 +1,26 @@
-//! One record as the index keeps it: 160 octets and its share of the layer digests.
+//! One replica record as the index keeps it: 80 octets, a share of its contents, and of its block.
 
-use std::sync::Arc;
-
-use kvsp_proto::id::{BlockKey, Digest};
 use kvsp_proto::record::{LayerSpan, ReplicaRecord, Residency};
 use kvsp_proto::registry::{Codec, Tier};
 
+use super::block::BlockId;
 use crate::time::Time;
 
-/// The index of a slot, or [`NONE`].
-pub(super) type SlotId = u32;
+/// The number of a replica, or [`NONE`].
+pub(super) type ReplicaId = u32;
 
-/// No slot.
-pub(super) const NONE: SlotId = SlotId::MAX;
+/// No number: of a replica, a block, contents, a text.
+pub(super) const NONE: u32 = u32::MAX;
 
 /// `seq` where the record has none: above every I-JSON integer.
 const NO_SEQ: u64 = u64::MAX;
 
-const HEAD: u8 = 1;
-const TOMBSTONE: u8 = 2;
-const HAS_EPOCH: u8 = 4;
+const TOMBSTONE: u8 = 1;
+const HAS_EPOCH: u8 = 2;
 /// A tombstone that makes way where room is needed.
-const YIELDS: u8 = 8;
-/// The slot is in the queue of those that make way; it may have been filled since.
-const QUEUED: u8 = 16;
+const YIELDS: u8 = 4;
+/// The number is in the queue of those that make way; it may be that of another replica since.
+const QUEUED: u8 = 8;
 
 /// What resides in one tier. The rate is NaN where the record gives none.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +48,7 @@ impl Held {
     }
 
     /// Lost when the process of the holder ends.
-    pub(super) const fn is_volatile(self) -> bool {
+    const fn is_volatile(self) -> bool {
         matches!(self.tier, Tier::Device | Tier::Host)
     }
 }
@@ -64,67 +61,62 @@ pub(super) enum Dropped {
     All,
 }
 
-/// A record, a tombstone, or a free slot (neither head nor in any chain).
+/// The ranges of a residency beyond the first.
+type Rest = Option<Box<Vec<Held>>>;
+
+/// A record, a tombstone, or a free place (of no block).
 #[derive(Debug)]
-pub(super) struct Slot {
-    pub(super) key: BlockKey,
-    pub(super) digest: Digest,
-    pub(super) layer_digests: Option<Arc<[Digest]>>,
-    pub(super) size: u64,
+pub(super) struct Replica {
     pub(super) deadline: Time,
     seq: u64,
+    pub(super) size: u64,
     /// Almost every record has one entry of residency, which is kept here, in three fields because
     /// [`Held`] is padded.
     first_rate: f64,
+    rest: Rest,
     first_layers: LayerSpan,
-    first_tier: Tier,
-    #[allow(clippy::box_collection, reason = "one word in the slot instead of three, and rarely there")]
-    rest: Option<Box<Vec<Held>>>,
-    pub(super) space: u32,
+    pub(super) block: BlockId,
     pub(super) holder: u32,
-    pub(super) producer: u32,
-    pub(super) namespace: u32,
+    /// Producer and track namespace.
+    pub(super) texts: u32,
+    pub(super) contents: u32,
     /// The next replica of the same block.
-    pub(super) next: SlotId,
-    /// Neighbours among the slots of the same holder.
-    pub(super) holder_prev: SlotId,
-    pub(super) holder_next: SlotId,
+    pub(super) next: ReplicaId,
+    /// Neighbours among the replicas of the same holder.
+    pub(super) holder_prev: ReplicaId,
+    pub(super) holder_next: ReplicaId,
     pub(super) codec: Codec,
+    first_tier: Tier,
     flags: u8,
 }
 
-const _: () = assert!(size_of::<Slot>() <= 160, "a replica has 1,250 octets, 1,056 of them layer digests");
+const _: () = assert!(size_of::<Replica>() == 80, "a further replica of a block has 128 octets in all");
 
-impl Slot {
-    /// A slot with the contents of no record: a tombstone.
-    pub(super) fn tombstone(space: u32, holder: u32, key: BlockKey, seq: u64, deadline: Time) -> Self {
+impl Replica {
+    /// A tombstone of no contents.
+    pub(super) const fn tombstone(block: BlockId, holder: u32, seq: u64, deadline: Time) -> Self {
         Self {
-            key,
-            digest: Digest([0; 32]),
-            layer_digests: None,
-            size: 0,
             deadline,
             seq,
+            size: 0,
             first_rate: f64::NAN,
-            first_layers: LayerSpan(0, 0),
-            first_tier: Tier::Object,
             rest: None,
-            space,
+            first_layers: LayerSpan(0, 0),
+            block,
             holder,
-            producer: NONE,
-            namespace: NONE,
+            texts: NONE,
+            contents: NONE,
             next: NONE,
             holder_prev: NONE,
             holder_next: NONE,
             codec: Codec::RAW,
+            first_tier: Tier::Object,
             flags: TOMBSTONE,
         }
     }
 
-    /// Takes over a record's contents; the links stay.
-    pub(super) fn fill(&mut self, record: &ReplicaRecord, digests: Option<Arc<[Digest]>>, deadline: Time) {
-        self.digest = record.digest.0;
-        self.layer_digests = digests;
+    /// Takes over what a record says itself; links, contents and texts stay.
+    pub(super) fn fill(&mut self, record: &ReplicaRecord, deadline: Time) {
         self.size = record.size;
         self.deadline = deadline;
         self.seq = record.seq.unwrap_or(NO_SEQ);
@@ -136,23 +128,31 @@ impl Slot {
         }
     }
 
-    /// Becomes a tombstone that remembers `seq` until `deadline`; the links stay.
+    /// Takes over what does not show of a record that says the same.
+    pub(super) fn refresh(&mut self, record: &ReplicaRecord, deadline: Time) {
+        self.deadline = deadline;
+        self.seq = record.seq.unwrap_or(NO_SEQ);
+        self.flags &= !HAS_EPOCH;
+        if record.holder_epoch.is_some() {
+            self.flags |= HAS_EPOCH;
+        }
+    }
+
+    /// Becomes a tombstone that remembers `seq` until `deadline`; links, contents and texts stay.
     pub(super) fn bury(&mut self, seq: u64, deadline: Time, yields: bool) {
-        self.layer_digests = None;
         self.rest = None;
         self.seq = seq;
         self.deadline = deadline;
-        self.flags = self.flags & !(HAS_EPOCH | YIELDS) | TOMBSTONE;
+        self.flags = self.flags & QUEUED | TOMBSTONE;
         self.set_yields(yields);
     }
 
     /// Becomes free.
     pub(super) fn clear(&mut self) {
-        self.layer_digests = None;
         self.rest = None;
         self.flags = self.flags & QUEUED | TOMBSTONE;
         self.next = NONE;
-        self.holder = NONE;
+        self.block = NONE;
     }
 
     /// Drops what only the holder's process held.
@@ -168,12 +168,9 @@ impl Slot {
         Dropped::Some
     }
 
-    /// Whether a reader sees the same in this record as in `record`, but for the texts.
+    /// Whether a reader sees the same in this record as in `record`, but for contents and texts.
     pub(super) fn says(&self, record: &ReplicaRecord) -> bool {
-        let digests = self.layer_digests.as_deref();
-        self.digest == record.digest.0
-            && digests.map(<[_]>::len) == record.layer_digests.as_ref().map(Vec::len)
-            && self.size == record.size
+        self.size == record.size
             && self.codec == record.codec
             && self.held().map(Held::to_residency).eq(record.residency.iter().cloned())
     }
@@ -200,21 +197,24 @@ impl Slot {
         if self.rest.is_some() { None } else { Some(self.first_layers) }
     }
 
+    /// One more than the highest layer held.
+    pub(super) fn end(&self) -> u32 {
+        let rest = self.rest.iter().flat_map(|rest| rest.iter()).map(|held| held.layers.1);
+        rest.fold(self.first_layers.1, u32::max).saturating_add(1)
+    }
+
+    /// Octets outside of this struct.
+    pub(super) fn heap_octets(&self) -> u64 {
+        self.rest.as_ref().map_or(0, |rest| (rest.len() * size_of::<Held>() + 48) as u64)
+    }
+
     /// The `seq` known.
     pub(super) fn seq(&self) -> Option<u64> {
         (self.seq != NO_SEQ).then_some(self.seq)
     }
 
-    pub(super) const fn is_head(&self) -> bool {
-        self.flags & HEAD != 0
-    }
-
-    pub(super) const fn set_head(&mut self, head: bool) {
-        self.flags = if head { self.flags | HEAD } else { self.flags & !HEAD };
-    }
-
     pub(super) const fn is_free(&self) -> bool {
-        self.holder == NONE
+        self.block == NONE
     }
 
     pub(super) const fn yields(&self) -> bool {
@@ -225,7 +225,7 @@ impl Slot {
         self.flags = if yields { self.flags | YIELDS } else { self.flags & !YIELDS };
     }
 
-    /// Marks the slot as queued, or not; tells whether it was.
+    /// Marks the number as queued, or not; tells whether it was.
     pub(super) const fn set_queued(&mut self, queued: bool) -> bool {
         let before = self.flags & QUEUED != 0;
         self.flags = if queued { self.flags | QUEUED } else { self.flags & !QUEUED };
