@@ -2,6 +2,9 @@
 
 mod desired;
 mod driver;
+mod pace;
+mod watch;
 
-pub(crate) use desired::{Desired, Pace};
+pub(crate) use desired::Desired;
 pub(crate) use driver::Publisher;
+pub(crate) use pace::Pace;
