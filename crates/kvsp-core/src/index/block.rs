@@ -36,6 +36,17 @@ const _: () = assert!(size_of::<Block>() == 48, "a lookup streams through blocks
 impl Block {
     pub(super) const FREE: Self = Self { key: BlockKey([0; 32]), space: NONE, head: NONE, sure: 0, whole: 0 };
 
+    /// Whether it is the block of this key in this space.
+    pub(super) fn is(&self, space: u32, key: &BlockKey) -> bool {
+        // Word by word: a call to compare 32 octets would take longer than comparing them.
+        let words = |key: &BlockKey| {
+            let [a, b] = key.0.as_chunks::<16>().0 else { return [0; 2] };
+            [u128::from_ne_bytes(*a), u128::from_ne_bytes(*b)]
+        };
+        let (own, other) = (words(&self.key), words(key));
+        ((own[0] ^ other[0]) | (own[1] ^ other[1])) == 0 && self.space == space
+    }
+
     /// Summarises the replicas anew.
     pub(super) fn sum_up<'a>(
         &mut self,

@@ -66,22 +66,29 @@ impl<'a> Lookup<'a> {
         let mut batch = 1;
         let mut keys = keys;
         let mut found = [NONE; BATCH];
-        loop {
-            let run = self.run(space, keys);
-            let Some(rest) = keys.get(run..).filter(|rest| !rest.is_empty()) else { return };
-            if run > batch {
-                batch = 1;
-            }
-            let some = rest.get(..batch).unwrap_or(rest);
+        while !keys.is_empty() {
+            let some = keys.get(..batch).unwrap_or(keys);
             self.index.table.find_all(&self.index.blocks, space, some, &mut found);
             for &block in found.iter().take(some.len()) {
                 if block == NONE || !self.add(block) {
                     return;
                 }
             }
-            keys = rest.get(some.len()..).unwrap_or_default();
-            batch = (4 * batch).min(BATCH);
+            keys = keys.get(some.len()..).unwrap_or_default();
+            // Whether the last one has its neighbour is a way to memory of its own, so it is not asked in
+            // vain: not where the two last ones were no neighbours.
+            if some.len() > 1 && !self.ends_in_neighbours() {
+                batch = (4 * batch).min(BATCH);
+                continue;
+            }
+            let run = self.run(space, keys);
+            batch = if run > batch { 1 } else { (4 * batch).min(BATCH) };
+            keys = keys.get(run..).unwrap_or_default();
         }
+    }
+
+    fn ends_in_neighbours(&self) -> bool {
+        matches!(self.blocks.as_slice(), [.., before, last] if before.wrapping_add(1) == *last)
     }
 
     /// Adds the blocks that follow the last one as long as their keys are the next ones; returns how many.
@@ -91,7 +98,7 @@ impl<'a> Lookup<'a> {
         let (tick, want) = (tick_of(self.now), self.layers.unwrap_or(1).max(1));
         let before = self.blocks.len();
         for ((key, block), id) in keys.iter().zip(neighbours).zip(next..) {
-            if block.key != *key || block.space != space {
+            if !block.is(space, key) {
                 break;
             }
             if block.sure > tick && block.whole >= want && self.unbroken {

@@ -18,9 +18,6 @@ const BUDGET: usize = 256;
 /// Entries of the wheel looked at to find the record that ends first.
 const LOOKS: usize = 4096;
 
-/// What a block takes, with its place in the table where that has just grown.
-const BLOCK_OCTETS: u64 = size_of::<Block>() as u64 + 16;
-
 /// What a replica takes by itself.
 pub(super) const REPLICA_OCTETS: u64 = size_of::<Replica>() as u64 + Expiry::OCTETS;
 
@@ -115,8 +112,13 @@ impl Index {
             return Err(IndexError::Full { max: max_records });
         }
         let replica = if is_new && self.free_replicas.is_empty() { REPLICA_OCTETS } else { 0 };
-        let block =
-            if is_new && spot.block.is_none() && self.free_blocks.is_empty() { BLOCK_OCTETS } else { 0 };
+        let block = match spot.block {
+            None if is_new => {
+                let place = if self.free_blocks.is_empty() { size_of::<Block>() as u64 } else { 0 };
+                place + self.table.most_growth()
+            }
+            _ => 0,
+        };
         let more = own + replica + block;
         if more > 0 && self.octets() + more > max_octets {
             return Err(IndexError::MemoryFull { max: max_octets });

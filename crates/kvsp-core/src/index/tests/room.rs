@@ -14,20 +14,20 @@ fn lasting(block: u8, holder: &str, seconds: u64) -> ReplicaRecord {
 
 #[test]
 fn memory_is_refused_beyond_its_cap_and_given_again() {
-    let mut index = full(IndexConfig { max_octets: 40_000, max_changes: 10, ..IndexConfig::default() });
+    let mut index = full(IndexConfig { max_octets: 60_000, max_changes: 10, ..IndexConfig::default() });
     let mut taken = Vec::new();
     let refused = (0..=255).find_map(|block| {
         let before = index.octets();
         match put(&mut index, &lasting(block, "https://a/", 50), START) {
             Ok(_) => {
-                assert!(index.octets() <= 40_000);
+                assert!(index.octets() <= 60_000);
                 taken.push(index.octets() - before);
                 None
             }
             Err(error) => Some(error),
         }
     });
-    assert_eq!(refused, Some(IndexError::MemoryFull { max: 40_000 }));
+    assert_eq!(refused, Some(IndexError::MemoryFull { max: 60_000 }));
     assert!(taken.len() > 50 && taken.iter().all(|octets| *octets < 4_500), "{taken:?}");
     let records = index.len() as u8;
     assert!(put(&mut index, &lasting(0, "https://a/", 60), START).is_ok(), "a refresh takes nothing");
@@ -35,7 +35,7 @@ fn memory_is_refused_beyond_its_cap_and_given_again() {
     let digests: Vec<Digest> = (0..200).map(|n| Digest([n; 32])).collect();
     other.digest = NamedDigest(replica_digest(&digests));
     other.layer_digests = Some(digests);
-    assert_eq!(put(&mut index, &other, START), Err(IndexError::MemoryFull { max: 40_000 }));
+    assert_eq!(put(&mut index, &other, START), Err(IndexError::MemoryFull { max: 60_000 }));
     assert_eq!(index.list(COMPAT, SCOPE, key(0), START).len(), 1, "what was there stays");
     index.delete(&name(0, "https://a/", None), START).unwrap();
     assert!(put(&mut index, &lasting(records, "https://a/", 50), START).is_ok());
@@ -106,7 +106,7 @@ fn tombstones_that_were_asked_for_do_not_make_way() {
 #[test]
 fn memory_is_made_by_dropping_what_ends_first() {
     let config = IndexConfig {
-        max_octets: 20_000,
+        max_octets: 60_000,
         max_changes: 10,
         when_full: WhenFull::OldestExpiryFirst,
         ..IndexConfig::default()
@@ -114,7 +114,7 @@ fn memory_is_made_by_dropping_what_ends_first() {
     let mut index = full(config);
     for block in 0..=255 {
         put(&mut index, &lasting(block, "https://a/", 60 + u64::from(block) % 40), START).unwrap();
-        assert!(index.octets() <= 20_000);
+        assert!(index.octets() <= 60_000);
     }
     assert!(index.len() > 20);
 }
