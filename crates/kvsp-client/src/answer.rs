@@ -44,7 +44,7 @@ impl Client {
     /// Sends a request and takes the whole answer.
     pub(crate) async fn call(&self, base: &BaseUri, call: Call) -> Result<Answer, ClientError> {
         let (parts, body) = self.begin(base, call, false).await?.into_parts();
-        let body = body.collect(self.config().max_json_octets, |_| ()).await?;
+        let body = body.collect(self.config().max_json_octets).await?;
         Ok(Answer { headers: parts.headers, body })
     }
 
@@ -88,7 +88,7 @@ pub(crate) fn require_media(headers: &HeaderMap, media: &[&str]) -> Result<(), C
 async fn problem(status: StatusCode, response: Response<StreamedBody>) -> Problem {
     let (parts, body) = response.into_parts();
     // Whatever happens to the body, the status has been answered.
-    let body = body.collect(MAX_PROBLEM_OCTETS, |_| ()).await.unwrap_or_default();
+    let body = body.collect(MAX_PROBLEM_OCTETS).await.unwrap_or_default();
     let mut problem = Problem::from_json(status.as_u16(), &body);
     let seconds = parts.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
     problem.retry_after_s = seconds.and_then(|text| text.trim().parse().ok());

@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, ETAG, IF_NONE_MATCH};
 use http::{HeaderMap, HeaderValue, Method};
-use kvsp_proto::container::{Container, LayerRange, Limits};
+use kvsp_buffer::PageBuffer;
+use kvsp_proto::container::{Container, Header, LayerRange, Limits};
 use kvsp_proto::digest::{Hasher, ReprDigest};
 use kvsp_proto::id::{BlockKey, CompatId, ScopeId};
 use kvsp_proto::path::{self, MEDIA_BLOCK};
@@ -12,9 +13,10 @@ use kvsp_proto::registry::Codec;
 use kvsp_proto::uri::BaseUri;
 
 use crate::answer::require_media;
+use crate::body::StreamedBody;
 use crate::error::ClientError;
 use crate::transport::{Call, Client};
-use crate::verify::{self, VerifyError};
+use crate::verify::{self, Verifier, VerifyError};
 
 /// Octets from which hashing moves off the threads that serve connections.
 const HASH_ELSEWHERE_OCTETS: usize = 1 << 20;
@@ -67,6 +69,13 @@ pub struct BlockHead {
     pub etag: Option<String>,
 }
 
+/// A block whose octets are still to come.
+struct Coming {
+    headers: HeaderMap,
+    body: StreamedBody,
+    repr_digest: ReprDigest,
+}
+
 impl Client {
     /// Fetches a block, or some of its layers, and verifies `Repr-Digest`, the container's form, and that it
     /// has the layers and the codec asked for.
@@ -81,24 +90,22 @@ impl Client {
         key: BlockKey,
         query: &BlockQuery,
     ) -> Result<FetchedBlock, ClientError> {
-        let path = query.append_to(path::block(compat, scope, key));
-        let (parts, body) = self.begin(holder, Call::get(path), false).await?.into_parts();
-        require_media(&parts.headers, &[MEDIA_BLOCK])?;
-        // Before the octets: an answer without a digest is not worth receiving.
-        let wanted = repr_digest(&parts.headers)?.ok_or(VerifyError::NoReprDigest)?;
+        let Coming { headers, body, repr_digest: wanted } =
+            self.begin_block(holder, compat, scope, key, query).await?;
         let limits = self.container_limits();
         let mut hasher = Hasher::new();
-        let octets = body.collect(limits.max_octets, |piece| hasher.update(piece)).await?;
+        let octets = self
+            .receive(body, limits.max_octets, |piece| {
+                hasher.update(piece);
+                Ok(())
+            })
+            .await?;
         if hasher.finish() != wanted.0 {
             return Err(VerifyError::ReprDigest.into());
         }
         let container = Container::parse(octets, &limits).map_err(VerifyError::Container)?;
         verify::verify_request(&container, query.layers, query.codec)?;
-        Ok(FetchedBlock {
-            container,
-            max_age_s: max_age_s(&parts.headers),
-            etag: text(&parts.headers, ETAG.as_str()),
-        })
+        Ok(FetchedBlock { container, max_age_s: max_age_s(&headers), etag: text(&headers, ETAG.as_str()) })
     }
 
     /// Fetches a replica, or some of its layers, in its own codec from its own holder, and verifies it against
@@ -112,19 +119,74 @@ impl Client {
         record: &ReplicaRecord,
         layers: Option<LayerRange>,
     ) -> Result<Container, ClientError> {
+        let Coming { body, repr_digest, .. } = self.begin_replica(record, layers).await?;
+        let limits = self.container_limits();
+        let mut verifier = Verifier::new(limits, repr_digest, record, layers);
+        let octets = self.receive(body, limits.max_octets, |piece| Ok(verifier.update(piece)?)).await?;
+        let (header, _) = verifier.finish()?;
+        verify_codec(&header, record)?;
+        Ok(Container::parse(octets, &limits).map_err(VerifyError::Container)?)
+    }
+
+    /// Fetches and verifies a replica as [`Client::get_verified`], into the front of `memory`: nothing is
+    /// allocated, and the socket is read straight into it. Pages that the kernel copies into are best aligned to
+    /// pages. The container's header; it has [`Header::container_octets`] octets.
+    ///
+    /// # Errors
+    /// [`ClientError`]; then `memory` may hold octets that were not verified, which must not be used. A container
+    /// that `memory` has no room for is [`ClientError::TooLarge`].
+    pub async fn get_verified_into(
+        &self,
+        record: &ReplicaRecord,
+        layers: Option<LayerRange>,
+        memory: &mut [u8],
+    ) -> Result<Header, ClientError> {
+        let Coming { body, repr_digest, .. } = self.begin_replica(record, layers).await?;
+        let mut verifier = Verifier::new(self.container_limits(), repr_digest, record, layers);
+        let max = self.container_limits().max_octets.min(memory.len() as u64);
+        let too_large = || ClientError::TooLarge { max };
+        match body.declared() {
+            Some(declared) if declared > max => return Err(too_large()),
+            Some(declared) => {
+                let declared = usize::try_from(declared).map_err(|_| too_large())?;
+                let room = memory.get_mut(..declared).ok_or_else(too_large)?;
+                body.receive_into(room, |piece| Ok(verifier.update(piece)?)).await?;
+            }
+            None => {
+                let octets = body.collect(max).await?;
+                verifier.update(&octets)?;
+                memory.get_mut(..octets.len()).ok_or_else(too_large)?.copy_from_slice(&octets);
+            }
+        }
+        let (header, _) = verifier.finish()?;
+        verify_codec(&header, record)?;
+        Ok(header)
+    }
+
+    async fn begin_replica(
+        &self,
+        record: &ReplicaRecord,
+        layers: Option<LayerRange>,
+    ) -> Result<Coming, ClientError> {
         let holder = record.http_holder().ok_or(ClientError::NotHttp)?;
         let query = BlockQuery { layers, codec: Some(record.codec) };
-        let fetched =
-            self.get_block(&holder, record.compat_id, record.scope_id, record.block_key, &query).await?;
-        let container = fetched.container;
-        if container.bytes().len() < HASH_ELSEWHERE_OCTETS {
-            verify::verify_record(&container, record, layers)?;
-            return Ok(container);
-        }
-        let record = record.clone();
-        elsewhere(move || verify::verify_record(&container, &record, layers).map(|_| container))
-            .await?
-            .map_err(Into::into)
+        self.begin_block(&holder, record.compat_id, record.scope_id, record.block_key, &query).await
+    }
+
+    async fn begin_block(
+        &self,
+        holder: &BaseUri,
+        compat: CompatId,
+        scope: ScopeId,
+        key: BlockKey,
+        query: &BlockQuery,
+    ) -> Result<Coming, ClientError> {
+        let path = query.append_to(path::block(compat, scope, key));
+        let (parts, body) = self.begin(holder, Call::get(path), false).await?.into_parts();
+        require_media(&parts.headers, &[MEDIA_BLOCK])?;
+        // Before the octets: an answer without a digest is not worth receiving.
+        let repr_digest = repr_digest(&parts.headers)?.ok_or(VerifyError::NoReprDigest)?;
+        Ok(Coming { headers: parts.headers, body, repr_digest })
     }
 
     /// What a holder tells of a block.
@@ -190,8 +252,39 @@ impl Client {
         self.call_empty(holder, Call::delete(path::block(compat, scope, key))).await
     }
 
+    /// A whole body in one page-aligned buffer, at most `max` octets; `seen` is shown every piece as it arrives,
+    /// and may refuse the body.
+    async fn receive(
+        &self,
+        body: StreamedBody,
+        max: u64,
+        mut seen: impl FnMut(&[u8]) -> Result<(), ClientError>,
+    ) -> Result<Bytes, ClientError> {
+        let too_large = || ClientError::TooLarge { max };
+        let Some(declared) = body.declared() else {
+            let octets = body.collect(max).await?;
+            seen(&octets)?;
+            return Ok(octets);
+        };
+        if declared > max {
+            return Err(too_large());
+        }
+        let declared = usize::try_from(declared).map_err(|_| too_large())?;
+        let pooled = self.arena().take(declared);
+        let mut buffer = pooled.or_else(|| PageBuffer::unpooled(declared)).ok_or_else(too_large)?;
+        body.receive_into(&mut buffer, seen).await?;
+        Ok(buffer.freeze())
+    }
+
     pub(crate) fn container_limits(&self) -> Limits {
         Limits { max_octets: self.config().max_container_octets, max_layers: self.config().max_layers }
+    }
+}
+
+fn verify_codec(header: &Header, record: &ReplicaRecord) -> Result<(), VerifyError> {
+    match header.codec() {
+        Some(got) if got != record.codec => Err(VerifyError::Codec { wanted: record.codec, got }),
+        _ => Ok(()),
     }
 }
 

@@ -25,6 +25,9 @@ pub struct ClientConfig {
     pub max_container_octets: u64,
     /// Layers of a container.
     pub max_layers: u32,
+    /// Octets of received blocks whose memory comes from one pool and is used again. Blocks beyond it, at a
+    /// time, have memory of their own.
+    pub pooled_octets: u64,
     /// Idle connections kept for each peer.
     pub max_idle_connections: usize,
     /// Time after which an idle connection is closed; below what servers wait, so that a request seldom
@@ -43,6 +46,7 @@ impl Default for ClientConfig {
             max_json_octets: 64 << 20,
             max_container_octets: 1 << 30,
             max_layers: 4096,
+            pooled_octets: 128 << 20,
             max_idle_connections: 32,
             idle_connection_timeout: Duration::from_secs(10),
         }

@@ -1,15 +1,14 @@
 //! Sending a request: policy, deadline, and what the network made of it.
 
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, Method, Request, Response};
+use http::header::{CONTENT_TYPE, HOST};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
 use http_body_util::Full;
-use hyper_util::client::legacy::Client as HttpClient;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper::body::Incoming;
+use kvsp_buffer::Arena;
 use kvsp_proto::path::MEDIA_JSON;
 use kvsp_proto::uri::BaseUri;
 use serde::Serialize;
@@ -17,13 +16,11 @@ use tokio::time::Instant;
 
 use crate::body::StreamedBody;
 use crate::config::ClientConfig;
-use crate::connect::{ConnectError, Erased};
+use crate::connect::{Connect, ConnectError};
 use crate::error::ClientError;
-
-/// Octets that the HTTP library reads at a time at most; also the limit of an answer's head.
-const READ_BUFFER_OCTETS: usize = 1 << 20;
-/// Header fields of an answer.
-const MAX_HEADERS: usize = 100;
+use crate::exchange::Exchange;
+use crate::policy::Denied;
+use crate::pool::Pool;
 
 /// A client of KVSP services. Clones share its connections.
 #[derive(Clone, Debug)]
@@ -32,10 +29,18 @@ pub struct Client {
     timeout: Duration,
 }
 
-#[derive(Debug)]
 struct Shared {
-    http: HttpClient<Erased, Full<Bytes>>,
+    pool: Arc<Pool>,
+    connector: Arc<dyn Connect>,
+    /// Where received blocks lie.
+    arena: Arena,
     config: ClientConfig,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("config", &self.config).finish_non_exhaustive()
+    }
 }
 
 /// One request.
@@ -81,15 +86,13 @@ impl Client {
     /// A client with its own pool of connections.
     #[must_use]
     pub fn new(config: ClientConfig) -> Self {
-        let http = HttpClient::builder(TokioExecutor::new())
-            .pool_idle_timeout(config.idle_connection_timeout)
-            .pool_max_idle_per_host(config.max_idle_connections)
-            .pool_timer(TokioTimer::new())
-            .timer(TokioTimer::new())
-            .http1_max_buf_size(READ_BUFFER_OCTETS)
-            .http1_max_headers(MAX_HEADERS)
-            .build(Erased(config.connector()));
-        Self { timeout: config.timeout, shared: Arc::new(Shared { http, config }) }
+        let shared = Shared {
+            pool: Pool::new(config.max_idle_connections, config.idle_connection_timeout),
+            connector: config.connector(),
+            arena: Arena::new(config.pooled_octets),
+            config,
+        };
+        Self { timeout: shared.config.timeout, shared: Arc::new(shared) }
     }
 
     /// The same client with another time for whole answers (of streamed ones, for their heads).
@@ -102,6 +105,11 @@ impl Client {
     #[must_use]
     pub fn config(&self) -> &ClientConfig {
         &self.shared.config
+    }
+
+    /// Where received blocks lie.
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.shared.arena
     }
 
     /// When an answer must be whole that is asked for now.
@@ -124,36 +132,105 @@ impl Client {
             return Err(ClientError::Https { host });
         }
         self.shared.config.policy.allow(base)?;
+        let target = Target::of(base, &call.path)?;
+        let request = target.request(call);
+        match tokio::time::timeout_at(head, self.exchange(&target, request)).await {
+            Err(_) => Err(ClientError::Timeout { host }),
+            Ok(Err(Failed::Denied(denied))) => Err(ClientError::Denied(denied)),
+            Ok(Err(Failed::Broken(source))) => Err(ClientError::Unreachable { host, source }),
+            Ok(Ok((response, exchange))) => {
+                let idle = self.shared.config.idle_timeout;
+                Ok(response.map(|body| StreamedBody::new(body, exchange, host, idle, whole)))
+            }
+        }
+    }
+
+    /// Sends a request on an idle connection, or on a new one where there is none, or where those that there are
+    /// turn out to be closed before anything is sent.
+    async fn exchange(
+        &self,
+        target: &Target,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<(Response<Incoming>, Exchange), Failed> {
+        loop {
+            let idle = self.shared.pool.take(&target.authority);
+            let reused = idle.is_some();
+            let stream = match idle {
+                Some(stream) => stream,
+                None => self.shared.connector.connect(target.host.clone(), target.port).await?,
+            };
+            let pool = Arc::clone(&self.shared.pool);
+            let mut exchange = Exchange::on(stream, pool, target.authority.clone()).await?;
+            match exchange.answer(request).await {
+                Ok(response) => return Ok((response, exchange)),
+                Err(mut failed) => match failed.take_message() {
+                    Some(unsent) if reused => request = unsent,
+                    _ => return Err(failed.into_error().into()),
+                },
+            }
+        }
+    }
+}
+
+/// Why there is no answer.
+enum Failed {
+    Denied(Denied),
+    Broken(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl From<ConnectError> for Failed {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Denied(denied) => Self::Denied(denied),
+            ConnectError::Io(error) => Self::Broken(error.into()),
+        }
+    }
+}
+
+impl From<hyper::Error> for Failed {
+    fn from(error: hyper::Error) -> Self {
+        Self::Broken(error.into())
+    }
+}
+
+/// Where a request goes.
+struct Target {
+    /// Host and, where it is not the scheme's, port: the `Host` field, and the name of its connections.
+    authority: String,
+    field: HeaderValue,
+    /// A name or a literal address, without brackets.
+    host: String,
+    port: u16,
+    /// Path and query.
+    path: Uri,
+}
+
+impl Target {
+    fn of(base: &BaseUri, path: &str) -> Result<Self, ClientError> {
+        let invalid = || ClientError::protocol("the request's URI is not valid");
+        let uri: Uri = base.join(path).parse().map_err(|_| invalid())?;
+        let path = uri.path_and_query().cloned().ok_or_else(invalid)?;
+        let authority = host_of(base);
+        Ok(Self {
+            field: HeaderValue::try_from(&authority).map_err(|_| invalid())?,
+            authority,
+            host: uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned(),
+            port: uri.port_u16().unwrap_or(80),
+            path: path.into(),
+        })
+    }
+
+    fn request(&self, call: Call) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(call.body));
         *request.method_mut() = call.method;
         *request.headers_mut() = call.headers;
-        *request.uri_mut() = base
-            .join(&call.path)
-            .parse()
-            .map_err(|_| ClientError::protocol("the request's URI is not valid"))?;
-        match tokio::time::timeout_at(head, self.shared.http.request(request)).await {
-            Err(_) => Err(ClientError::Timeout { host }),
-            Ok(Err(error)) => Err(unreachable(host, error)),
-            Ok(Ok(response)) => {
-                let idle = self.shared.config.idle_timeout;
-                Ok(response.map(|body| StreamedBody::new(body, host, idle, whole)))
-            }
-        }
+        request.headers_mut().insert(HOST, self.field.clone());
+        *request.uri_mut() = self.path.clone();
+        request
     }
 }
 
 fn host_of(base: &BaseUri) -> String {
     let authority = base.as_str().split_once("://").map_or("", |(_, rest)| rest);
     authority.split('/').next().unwrap_or_default().to_owned()
-}
-
-fn unreachable(host: String, error: hyper_util::client::legacy::Error) -> ClientError {
-    let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
-    while let Some(current) = cause {
-        if let Some(ConnectError::Denied(denied)) = current.downcast_ref() {
-            return ClientError::Denied(denied.clone());
-        }
-        cause = current.source();
-    }
-    ClientError::Unreachable { host, source: error.into() }
 }

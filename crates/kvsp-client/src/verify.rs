@@ -1,8 +1,10 @@
 //! Verification of a container against what was asked for and against its Replica Record (draft section
 //! 6.7): pure, so that every receiver of octets can use it.
 
-use kvsp_proto::container::{Container, ContainerError, LayerRange, LayerSections};
-use kvsp_proto::digest::{ReprDigestError, replica_digest};
+use kvsp_proto::container::{
+    Container, ContainerError, ContainerHasher, Header, LayerRange, LayerSections, Limits, Malformed,
+};
+use kvsp_proto::digest::{ReprDigest, ReprDigestError, replica_digest};
 use kvsp_proto::id::{CompatId, Digest};
 use kvsp_proto::record::ReplicaRecord;
 use kvsp_proto::registry::Codec;
@@ -128,6 +130,100 @@ pub fn verify_record(
     }
     verify_size(container, record, layers)?;
     Ok(Assurance::Producer)
+}
+
+/// Checks a container that arrives piece by piece: its form, `Repr-Digest`, and what [`verify_request`] and
+/// [`verify_record`] check, in one pass over the octets. What is wrong is found as early as it can be: other
+/// layers with the header, a layer's digest with the layer's last octet.
+#[derive(Debug)]
+pub struct Verifier<'a> {
+    hasher: ContainerHasher,
+    repr_digest: ReprDigest,
+    record: &'a ReplicaRecord,
+    layers: Option<LayerRange>,
+    /// Whether header and record go together.
+    header_checked: bool,
+    /// Layers whose digests have been compared.
+    compared: usize,
+}
+
+impl<'a> Verifier<'a> {
+    /// For a replica's container under its `Repr-Digest`; `layers` are those asked for, `None` for all.
+    #[must_use]
+    pub fn new(
+        limits: Limits,
+        repr_digest: ReprDigest,
+        record: &'a ReplicaRecord,
+        layers: Option<LayerRange>,
+    ) -> Self {
+        let hasher = ContainerHasher::new(limits);
+        Self { hasher, repr_digest, record, layers, header_checked: false, compared: 0 }
+    }
+
+    /// Takes in the octets that arrived next.
+    ///
+    /// # Errors
+    /// [`VerifyError`]; nothing that arrived may be used.
+    pub fn update(&mut self, octets: &[u8]) -> Result<(), VerifyError> {
+        self.hasher.update(octets)?;
+        let Some(header) = self.hasher.header() else { return Ok(()) };
+        let listed = self.record.layer_digests.as_deref();
+        if !self.header_checked {
+            if let Some(wanted) = self.layers.or_else(|| all_layers(self.record))
+                && wanted != header.layers()
+            {
+                return Err(VerifyError::Layers { wanted, got: header.layers() });
+            }
+            if let Some(listed) = listed
+                && replica_digest(listed) != self.record.digest.0
+            {
+                return Err(VerifyError::ReplicaDigest);
+            }
+            self.header_checked = true;
+        }
+        // A transcoded container has other digests, which nobody lists.
+        if header.codec() == Some(self.record.codec)
+            && let Some(listed) = listed
+        {
+            let complete = self.hasher.layer_digests();
+            for (layer, digest) in header.layers().layers().zip(complete).skip(self.compared) {
+                verify_digest(listed, layer, *digest)?;
+            }
+            self.compared = complete.len();
+        }
+        Ok(())
+    }
+
+    /// Ends the container: its header, and who vouches for what is in it.
+    ///
+    /// # Errors
+    /// [`VerifyError`]; nothing that arrived may be used.
+    pub fn finish(self) -> Result<(Header, Assurance), VerifyError> {
+        let header = self.hasher.header().cloned();
+        let (repr_digest, layer_digests) = self.hasher.finish()?;
+        if repr_digest != self.repr_digest {
+            return Err(VerifyError::ReprDigest);
+        }
+        // Without a header the hasher has refused.
+        let header = header.ok_or(ContainerError::from(Malformed::Missing))?;
+        if header.codec() != Some(self.record.codec) {
+            return Ok((header, Assurance::Holder));
+        }
+        let first = header.layers().first();
+        if self.record.layer_digests.is_none() {
+            // Without a list, only all layers together can be checked.
+            if self.layers.is_some() || first != 0 {
+                return Err(VerifyError::NoLayerDigest { layer: first });
+            }
+            if replica_digest(&layer_digests) != self.record.digest.0 {
+                return Err(VerifyError::ReplicaDigest);
+            }
+        }
+        if self.layers.is_none() && header.container_octets() != self.record.size {
+            return Err(VerifyError::Size { wanted: self.record.size, got: header.container_octets() });
+        }
+        Ok((header, Assurance::Producer))
+    }
 }
 
 /// Checks one layer against the record of its replica.

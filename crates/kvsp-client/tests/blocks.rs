@@ -77,6 +77,39 @@ async fn an_honest_block_is_verified_whole_and_in_part() {
 }
 
 #[tokio::test]
+async fn a_block_is_received_into_the_callers_memory() {
+    let stage = Stage::set().await;
+    let whole = stage.prefix.containers[0].bytes();
+    let mut memory = vec![0xEE; whole.len() + 3];
+    let header = stage.client.get_verified_into(&stage.record, None, &mut memory).await.unwrap();
+    assert_eq!(header, *stage.prefix.containers[0].header());
+    assert_eq!((&memory[..whole.len()], &memory[whole.len()..]), (whole.as_ref(), [0xEE; 3].as_slice()));
+    let part = stage.prefix.containers[0].slice(range(1, 2)).unwrap().join();
+    let header = stage.client.get_verified_into(&stage.record, Some(range(1, 2)), &mut memory).await.unwrap();
+    assert_eq!((header.layers(), &memory[..part.bytes().len()]), (range(1, 2), part.bytes().as_ref()));
+    let short = stage.client.get_verified_into(&stage.record, None, &mut memory[..whole.len() - 1]).await;
+    assert!(matches!(short, Err(ClientError::TooLarge { max }) if max == whole.len() as u64 - 1));
+    stage.holder.behave(Behaviour::CorruptUnderItsDigest);
+    let corrupt = stage.client.get_verified_into(&stage.record, None, &mut memory).await;
+    let want = VerifyError::LayerDigest { layer: 3 };
+    assert!(matches!(corrupt, Err(ClientError::Verification(got)) if got == want));
+}
+
+/// A call may be a task of its own: its futures move between threads.
+#[tokio::test]
+async fn fetches_run_as_tasks() {
+    let stage = Stage::set().await;
+    let (client, record) = (stage.client.clone(), stage.record.clone());
+    let size = usize::try_from(record.size).unwrap();
+    let task = tokio::spawn(async move {
+        let mut memory = vec![0; size];
+        client.get_verified_into(&record, None, &mut memory).await.map(|_| ())?;
+        client.get_verified(&record, None).await
+    });
+    assert_eq!(task.await.unwrap().unwrap(), stage.prefix.containers[0]);
+}
+
+#[tokio::test]
 async fn a_miss_is_not_found() {
     let stage = Stage::set().await;
     let error = stage.fetch(Behaviour::NotFound, None).await.unwrap_err();
