@@ -9,11 +9,14 @@ pub mod conformance;
 pub mod disk;
 pub mod fs;
 mod memory;
+mod object;
 mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod verify;
 
 pub use block::{BlockMeta, BlockName, BlockPart, Held, StoredBlock};
 pub use disk::{DiskConfig, DiskStore};
 pub use memory::MemoryStore;
+pub use object::{ObjectConfig, ObjectStore};
 pub use store::{BlockStore, StoreError, StoreFuture};

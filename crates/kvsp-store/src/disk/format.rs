@@ -17,9 +17,7 @@
 //! ends where a layer ends; the file of a whole block ends with its container. An unknown version is refused,
 //! not guessed.
 
-use kvsp_proto::container::{
-    Container, ENTRY_OCTETS, HEADER_OCTETS, Header, Limits, StreamEvent, StreamParser,
-};
+use kvsp_proto::container::{ENTRY_OCTETS, HEADER_OCTETS, Header, Limits, StreamEvent, StreamParser};
 use kvsp_proto::digest::{ReprDigest, sha256_parts};
 use kvsp_proto::id::{BlockKey, CompatId, Digest, ScopeId};
 
@@ -164,14 +162,6 @@ impl<'a> Cursor<'a> {
         let end = self.taken + N;
         self.take(N)?.try_into().map_err(|_| Undecided::More(end))
     }
-}
-
-/// Whether a container read back is that of the leading layers that the meta data describe. Equal headers
-/// and equal layer digests make an equal whole, so the data is hashed once.
-pub(crate) fn is_intact(meta: &BlockMeta, container: &Container) -> bool {
-    let held = meta.layer_digests.get(..container.header().lengths().len());
-    meta.header_of(container.layers()).is_some_and(|header| header == *container.header())
-        && held.is_some_and(|held| container.layer_digests() == held)
 }
 
 #[cfg(test)]
