@@ -1,9 +1,22 @@
 //! Settings of the Index Service.
 
-use kvsp_core::index::IndexConfig;
+use std::path::PathBuf;
+
+use kvsp_core::index::{self, IndexConfig};
 use kvsp_core::instances::InstancesConfig;
 use kvsp_proto::message::Limits;
 use serde::Deserialize;
+
+/// What happens to a record for which there is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WhenFull {
+    /// It is refused: no holder's records are dropped for another's.
+    #[default]
+    Refuse,
+    /// The record whose TTL ends first makes room for it.
+    OldestExpiryFirst,
+}
 
 /// Settings of the Index Service.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -11,6 +24,12 @@ use serde::Deserialize;
 pub struct IndexServiceConfig {
     /// Most records and tombstones.
     pub max_records: usize,
+    /// Most octets of memory that the index takes; see [`WhenFull`] and `max_scope_percent`.
+    pub max_octets: u64,
+    /// What happens to a record for which `max_records` or `max_octets` leaves no room.
+    pub when_full: WhenFull,
+    /// The most of `max_octets`, in percent, that the records of one scope may take.
+    pub max_scope_percent: Option<u8>,
     /// Most records and tombstones of one holder.
     pub max_records_per_holder: usize,
     /// Most replicas of one block.
@@ -33,6 +52,21 @@ pub struct IndexServiceConfig {
     pub max_batch_items: usize,
     /// Octets of a lookup's answer, roughly; a larger one is refused, so that few keys cannot ask for much.
     pub max_answer_octets: u64,
+    /// Changes kept for those who follow the feed; who falls further behind is told to start anew.
+    pub max_changes: usize,
+    /// Most followers of the feed.
+    pub max_subscribers: usize,
+    /// ms of silence after which a follower is sent a comment.
+    pub event_keep_alive_ms: u64,
+    /// ms after which a follower's stream ends, so that its rights are looked at again; it goes on with
+    /// another one.
+    pub max_event_stream_ms: u64,
+    /// Where the index is written down for the next process; `None`: it starts empty each time.
+    pub snapshot_path: Option<PathBuf>,
+    /// ms from the end of one snapshot to the next.
+    pub snapshot_every_ms: u64,
+    /// Octets of a snapshot; a larger one is not written.
+    pub max_snapshot_octets: u64,
 }
 
 impl Default for IndexServiceConfig {
@@ -40,6 +74,9 @@ impl Default for IndexServiceConfig {
         let (index, limits) = (IndexConfig::default(), Limits::default());
         Self {
             max_records: index.max_records,
+            max_octets: index.max_octets,
+            when_full: WhenFull::default(),
+            max_scope_percent: index.max_scope_percent,
             max_records_per_holder: index.max_records_per_holder,
             max_replicas_per_block: index.max_replicas_per_block,
             max_holders: index.max_holders,
@@ -51,6 +88,13 @@ impl Default for IndexServiceConfig {
             max_lookup_targets: 1024,
             max_batch_items: 10_000,
             max_answer_octets: 512 << 20,
+            max_changes: index.max_changes,
+            max_subscribers: 256,
+            event_keep_alive_ms: 5_000,
+            max_event_stream_ms: 3_600_000,
+            snapshot_path: None,
+            snapshot_every_ms: 60_000,
+            max_snapshot_octets: 16 << 30,
         }
     }
 }
@@ -59,11 +103,18 @@ impl IndexServiceConfig {
     pub(crate) fn index(&self) -> IndexConfig {
         IndexConfig {
             max_records: self.max_records,
+            max_octets: self.max_octets,
+            when_full: match self.when_full {
+                WhenFull::Refuse => index::WhenFull::Refuse,
+                WhenFull::OldestExpiryFirst => index::WhenFull::OldestExpiryFirst,
+            },
+            max_scope_percent: self.max_scope_percent,
             max_records_per_holder: self.max_records_per_holder,
             max_replicas_per_block: self.max_replicas_per_block,
             max_holders: self.max_holders,
             max_descriptors: self.max_descriptors,
             max_ttl_ms: self.max_ttl_ms,
+            max_changes: self.max_changes,
             ..IndexConfig::default()
         }
     }

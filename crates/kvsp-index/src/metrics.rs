@@ -12,6 +12,9 @@ pub(crate) struct IndexMetrics {
     pub(crate) looked_up: Counter,
     pub(crate) matched: Counter,
     pub(crate) expired: Counter,
+    pub(crate) subscribers: Gauge,
+    pub(crate) snapshots: Counter,
+    pub(crate) snapshot_failures: Counter,
 }
 
 impl IndexMetrics {
@@ -22,6 +25,10 @@ impl IndexMetrics {
             looked_up: metrics.counter("index_lookup_keys", "Keys looked up"),
             matched: metrics.counter("index_matched_keys", "Keys matched by lookups"),
             expired: metrics.counter("index_expired_replicas", "Replica records that expired"),
+            subscribers: metrics.gauge("index_subscribers", "Followers of the feed of changes"),
+            snapshots: metrics.counter("index_snapshots", "Snapshots written"),
+            snapshot_failures: metrics
+                .counter("index_snapshot_failures", "Snapshots that could not be written or read"),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod batch;
 mod descriptors;
+mod events;
 mod instances;
 mod lookup;
 mod replicas;
@@ -9,24 +10,30 @@ mod replicas;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::body::Body;
+use axum::response::Response;
 use axum::routing::{get, post, put};
-use http::StatusCode;
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, StatusCode};
 use kvsp_net::Failure;
-use kvsp_proto::path;
+use kvsp_proto::path::{self, MEDIA_JSON};
 
 use crate::service::IndexService;
 
 /// The state of every handler.
 type Service = axum::extract::State<Arc<IndexService>>;
 
-pub(crate) fn router(service: Arc<IndexService>) -> Router {
-    let at = |path: &str| format!("/{path}");
+/// The resources below `base`, a path that ends in a slash.
+pub(crate) fn router(service: Arc<IndexService>, base: &str) -> Router {
+    let at = |path: &str| format!("{base}{path}");
     Router::new()
         .route(&at(path::REPLICA_ROUTE), put(replicas::put).get(replicas::get).delete(replicas::delete))
         .route(&at(path::BLOCK_REPLICAS_ROUTE), get(replicas::list))
         .route(&at(path::REPLICAS), post(batch::batch))
         .route(&at(path::HOLDER_ROUTE), axum::routing::delete(replicas::delete_holder))
         .route(&at(path::LOOKUP), post(lookup::lookup))
+        .route(&at(path::EVENTS), get(events::follow))
         .route(&at(path::DESCRIPTOR_ROUTE), put(descriptors::put).get(descriptors::get))
         .route(&at(path::INSTANCE_STATUS_ROUTE), put(instances::put_status))
         .with_state(service)
@@ -46,5 +53,12 @@ async fn offload<T: Send + 'static>(
     })
 }
 
-/// A body beyond this is read off the reactor.
-const HEAVY_OCTETS: usize = 64 << 10;
+/// A body beyond this is read off the reactor; one of this size takes some tens of µs.
+const HEAVY_OCTETS: usize = 128 << 10;
+
+/// An answer 200 of `application/kvsp+json` that is written already.
+fn json_octets(octets: Bytes) -> Response {
+    let mut response = Response::new(Body::from(octets));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA_JSON));
+    response
+}

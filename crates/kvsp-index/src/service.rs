@@ -13,11 +13,14 @@ use kvsp_net::metrics::Metrics;
 use kvsp_net::random::Random;
 use kvsp_net::service::{Bound, ServeError, ServiceFacts};
 use kvsp_proto::message::Limits;
+use kvsp_store::fs::LocalFileSystem;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::IndexServiceConfig;
+use crate::feed::Feed;
 use crate::metrics::IndexMetrics;
 use crate::routes;
+use crate::snapshot::Snapshots;
 
 /// How often expiry is looked at; readers never see what has expired.
 const SWEEP: Duration = Duration::from_millis(250);
@@ -41,7 +44,11 @@ pub struct IndexService {
     pub(crate) config: IndexServiceConfig,
     pub(crate) limits: Limits,
     pub(crate) metrics: IndexMetrics,
+    pub(crate) feed: Arc<Feed>,
+    /// The service stops: those who follow the feed are let go.
+    pub(crate) closing: CancellationToken,
     clock: Arc<dyn Clock>,
+    random: Arc<dyn Random>,
     index: RwLock<Index>,
     instances: Mutex<Instances>,
 }
@@ -50,12 +57,15 @@ impl IndexService {
     /// An empty service.
     #[must_use]
     pub fn new(config: IndexServiceConfig, deps: &Deps) -> Arc<Self> {
-        let seed = std::array::from_fn(|_| deps.random.u64());
+        let metrics = IndexMetrics::new(&deps.metrics);
         Arc::new(Self {
             limits: config.limits(),
-            metrics: IndexMetrics::new(&deps.metrics),
+            feed: Feed::new(deps.random.u64(), config.max_subscribers, metrics.subscribers.clone()),
+            metrics,
+            closing: CancellationToken::new(),
             clock: Arc::clone(&deps.clock),
-            index: RwLock::new(Index::new(config.index(), seed)),
+            random: Arc::clone(&deps.random),
+            index: RwLock::new(empty_index(&config, deps.random.as_ref())),
             instances: Mutex::new(Instances::new(config.instances(), deps.clock.now())),
             config,
         })
@@ -63,16 +73,16 @@ impl IndexService {
 
     /// Its resources, relative to the base URI.
     pub fn router(self: &Arc<Self>) -> Router {
-        routes::router(Arc::clone(self))
+        routes::router(Arc::clone(self), "/")
     }
 
     /// What `GET {base}` tells of it.
     #[must_use]
     pub fn facts(&self) -> ServiceFacts {
-        ServiceFacts { roles: vec!["index"], extensions: vec![], limits: self.limits }
+        ServiceFacts { roles: vec!["index"], extensions: vec!["events"], limits: self.limits }
     }
 
-    /// Reclaims expired records until `stop`.
+    /// Reclaims expired records until `stop`, and then lets go those who follow the feed.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(SWEEP);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
@@ -82,24 +92,41 @@ impl IndexService {
                 tokio::task::yield_now().await;
             }
         }
+        self.closing.cancel();
     }
 
     /// Reclaims a bounded number of slots; `true` where there may be more.
     fn sweep(&self) -> bool {
         let now = self.now();
-        let (expired, more) = {
-            let mut index = self.write();
+        let (expired, more) = self.change(|index| {
             let expired = index.expire(now, SWEEP_BUDGET);
             (expired, index.poll_timeout().is_some_and(|due| due <= now))
-        };
+        });
         self.metrics.expired.inc_by(expired as u64);
-        self.count_replicas();
         more
     }
 
-    pub(crate) fn count_replicas(&self) {
-        let replicas = self.read().len();
-        self.metrics.replicas.set(i64::try_from(replicas).unwrap_or(i64::MAX));
+    /// Changes the index, and tells those who follow it.
+    pub(crate) fn change<T>(&self, work: impl FnOnce(&mut Index) -> T) -> T {
+        let (outcome, records) = {
+            let mut index = self.write();
+            (work(&mut index), index.len())
+        };
+        self.count(records);
+        self.feed.tell();
+        outcome
+    }
+
+    pub(crate) fn count(&self, records: usize) {
+        self.metrics.replicas.set(i64::try_from(records).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn empty_index(&self) -> Index {
+        empty_index(&self.config, self.random.as_ref())
+    }
+
+    pub(crate) fn clock(&self) -> &dyn Clock {
+        self.clock.as_ref()
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -121,10 +148,15 @@ impl IndexService {
     }
 }
 
-/// Serves an Index Service until `stop`. `ready` is called once requests are taken.
+fn empty_index(config: &IndexServiceConfig, random: &dyn Random) -> Index {
+    Index::new(config.index(), std::array::from_fn(|_| random.u64()))
+}
+
+/// Serves an Index Service until `stop`. `ready` is called once requests are taken, which is after the last
+/// snapshot has been read, where there is one.
 ///
 /// # Errors
-/// [`ServeError`].
+/// [`ServeError`], [`ServeError::Setup`] where the place of snapshots cannot be used.
 pub async fn serve(
     config: IndexServiceConfig,
     bound: Bound,
@@ -133,14 +165,45 @@ pub async fn serve(
     stop: CancellationToken,
 ) -> Result<(), ServeError> {
     let service = IndexService::new(config, &deps);
-    let (router, facts) = (service.router(), service.facts());
+    let snapshots = service.open_snapshots(Arc::new(LocalFileSystem)).map_err(ServeError::setup)?;
+    let snapshots = snapshots.map(Arc::new);
+    if let Some(snapshots) = snapshots.clone() {
+        let service = Arc::clone(&service);
+        tokio::task::spawn_blocking(move || service.restore(&snapshots)).await?;
+    }
+    // With their whole paths, because a router below another writes the URI of every request anew.
+    let router = routes::router(Arc::clone(&service), bound.base_path());
+    let bound = bound.with_extra(router);
     let is_ready = Arc::new(AtomicBool::new(false));
-    let sweeper = tokio::spawn(service.run(stop.clone()));
+    let sweeper = tokio::spawn(Arc::clone(&service).run(stop.clone()));
+    let writer = snapshots
+        .clone()
+        .map(|snapshots| tokio::spawn(write_snapshots(Arc::clone(&service), snapshots, stop.clone())));
     // The listeners have been accepting since they were bound: what is sent from now on is answered.
     is_ready.store(true, Ordering::Release);
     ready();
-    let served = bound.serve(router, facts, deps.metrics, is_ready, stop.clone()).await;
+    let facts = service.facts();
+    let served = bound.serve(Router::new(), facts, deps.metrics, is_ready, stop.clone()).await;
     stop.cancel();
     sweeper.await?;
+    if let Some(writer) = writer {
+        writer.await?;
+    }
+    if let Some(snapshots) = snapshots {
+        // Nothing changes any more.
+        tokio::task::spawn_blocking(move || service.write_snapshot(&snapshots, true)).await?;
+    }
     served
+}
+
+/// Writes a snapshot every so often until `stop`.
+async fn write_snapshots(service: Arc<IndexService>, snapshots: Arc<Snapshots>, stop: CancellationToken) {
+    let pause = Duration::from_millis(service.config.snapshot_every_ms.max(1));
+    while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+        let (service, snapshots) = (Arc::clone(&service), Arc::clone(&snapshots));
+        let written = tokio::task::spawn_blocking(move || service.write_snapshot(&snapshots, false)).await;
+        if let Err(error) = written {
+            tracing::error!(%error, "writing a snapshot broke");
+        }
+    }
 }

@@ -48,7 +48,8 @@ pub(crate) struct InboundBody {
     limits: InboundLimits,
     /// When the body must be complete; set by the first read.
     deadline: Option<Instant>,
-    timer: Pin<Box<Sleep>>,
+    /// Runs while octets are waited for: most bodies are there with the head of their request.
+    timer: Option<Pin<Box<Sleep>>>,
     /// The peer waits for `100 Continue`, which a first read causes to be sent.
     expects: bool,
     /// Only HTTP/1 shares its connection's fate with a body; HTTP/2 resets the stream.
@@ -61,23 +62,22 @@ impl InboundBody {
             incoming: (!incoming.is_end_stream()).then_some(incoming),
             limits,
             deadline: None,
-            timer: Box::pin(tokio::time::sleep(limits.idle)),
+            timer: None,
             expects: parts.headers.contains_key(EXPECT),
             lingers: parts.version <= http::Version::HTTP_11,
         }
     }
 
     fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, InboundError>>> {
-        if self.timer.as_mut().poll(cx).is_ready() {
+        let timer = self.timer.get_or_insert_with(|| {
+            let silent = Instant::now() + self.limits.idle;
+            let end = self.deadline.map_or(silent, |deadline| deadline.min(silent));
+            Box::pin(tokio::time::sleep_until(end))
+        });
+        if timer.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Some(Err(InboundError::Slow)));
         }
         Poll::Pending
-    }
-
-    fn restart_timer(&mut self) {
-        let now = Instant::now();
-        let deadline = *self.deadline.get_or_insert(now + self.limits.total);
-        self.timer.as_mut().reset(deadline.min(now + self.limits.idle));
     }
 }
 
@@ -90,18 +90,17 @@ impl Body for InboundBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, InboundError>>> {
         let this = &mut *self;
-        if this.deadline.is_none() {
-            this.restart_timer();
-        }
+        let total = this.limits.total;
+        let deadline = *this.deadline.get_or_insert_with(|| Instant::now() + total);
         let Some(incoming) = &mut this.incoming else { return Poll::Ready(None) };
         match Pin::new(incoming).poll_frame(cx) {
             Poll::Pending => this.poll_timer(cx),
             Poll::Ready(Some(Ok(frame))) => {
-                // A peer that trickles is never pending for long: the deadline holds for it too.
-                if this.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                // A peer that trickles is never pending for long: the deadline holds for it too. One that
+                // was never waited for cannot trickle.
+                if this.timer.take().is_some() && deadline <= Instant::now() {
                     return Poll::Ready(Some(Err(InboundError::Slow)));
                 }
-                this.restart_timer();
                 Poll::Ready(Some(Ok(frame)))
             }
             Poll::Ready(Some(Err(error))) => {

@@ -1,7 +1,7 @@
 //! Counters, gauges and histograms named `kvsp_*`, in the text format of OpenMetrics.
 
 use std::fmt::Write as _;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use http::Method;
@@ -131,10 +131,9 @@ impl Metrics {
         text
     }
 
-    pub(crate) fn answered(&self, role: &'static str, method: &Method, status: u16, took: Duration) {
-        let method = method_label(method);
-        self.requests.get_or_create(&RequestLabels { role, method, status }).inc();
-        self.durations.get_or_create(&DurationLabels { role, method }).observe(took.as_secs_f64());
+    /// The metrics of the requests of one role.
+    pub(crate) fn of_role(&self, role: &'static str) -> RoleMetrics {
+        RoleMetrics { metrics: self.clone(), role, kept: Default::default() }
     }
 
     pub(crate) const fn connections(&self) -> &Gauge {
@@ -151,15 +150,47 @@ impl Metrics {
 }
 
 /// A closed set: a peer that invents methods must not invent time series.
-fn method_label(method: &Method) -> &'static str {
-    match *method {
-        Method::GET => "GET",
-        Method::HEAD => "HEAD",
-        Method::PUT => "PUT",
-        Method::POST => "POST",
-        Method::DELETE => "DELETE",
-        Method::PATCH => "PATCH",
-        _ => "other",
+const METHODS: [(Option<Method>, &str); 7] = [
+    (Some(Method::GET), "GET"),
+    (Some(Method::HEAD), "HEAD"),
+    (Some(Method::PUT), "PUT"),
+    (Some(Method::POST), "POST"),
+    (Some(Method::DELETE), "DELETE"),
+    (Some(Method::PATCH), "PATCH"),
+    (None, "other"),
+];
+
+/// The usual statuses, whose counters are kept at hand.
+const STATUSES: [u16; 6] = [200, 201, 204, 304, 404, 412];
+
+/// The metrics of the requests of one role: looked up by their labels once, not with every request.
+#[derive(Debug)]
+pub(crate) struct RoleMetrics {
+    metrics: Metrics,
+    role: &'static str,
+    kept: [OfMethod; METHODS.len()],
+}
+
+#[derive(Debug, Default)]
+struct OfMethod {
+    durations: OnceLock<Histogram>,
+    requests: [OnceLock<Counter>; STATUSES.len()],
+}
+
+impl RoleMetrics {
+    /// A request was answered.
+    pub(crate) fn answered(&self, method: &Method, status: u16, took: Duration) {
+        let place = METHODS.iter().position(|(known, _)| known.as_ref() == Some(method));
+        let place = place.unwrap_or(METHODS.len() - 1);
+        let (role, method) = (self.role, METHODS[place].1);
+        let kept = &self.kept[place];
+        let find = || self.metrics.requests.get_or_create(&RequestLabels { role, method, status }).clone();
+        match STATUSES.iter().position(|usual| *usual == status) {
+            Some(usual) => kept.requests[usual].get_or_init(find).inc(),
+            None => find().inc(),
+        };
+        let find = || self.metrics.durations.get_or_create(&DurationLabels { role, method }).clone();
+        kept.durations.get_or_init(find).observe(took.as_secs_f64());
     }
 }
 
@@ -171,8 +202,9 @@ mod tests {
     fn metrics_are_named_and_labelled() {
         let metrics = Metrics::new();
         metrics.counter("evictions", "Blocks evicted").inc_by(3);
-        metrics.answered("index", &Method::GET, 200, Duration::from_millis(1));
-        metrics.answered("index", &Method::from_bytes(b"BREW").unwrap(), 405, Duration::from_millis(1));
+        let of_role = metrics.of_role("index");
+        of_role.answered(&Method::GET, 200, Duration::from_millis(1));
+        of_role.answered(&Method::from_bytes(b"BREW").unwrap(), 405, Duration::from_millis(1));
         let text = metrics.encode();
         assert!(text.contains("kvsp_evictions_total 3"), "{text}");
         assert!(text.contains(r#"kvsp_requests_total{role="index",method="GET",status="200"} 1"#), "{text}");

@@ -1,6 +1,7 @@
 //! Principals and what they may do (profile section 4).
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock};
 
 use kvsp_proto::id::ScopeId;
 use kvsp_proto::problem::{Problem, ProblemType};
@@ -58,9 +59,12 @@ impl<T: Ord> Grant<T> {
     }
 }
 
-/// An authenticated caller with its grants.
+/// An authenticated caller with its grants; clones share them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Principal {
+pub struct Principal(Arc<Grants>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Grants {
     name: String,
     roles: BTreeSet<Role>,
     scopes: Grant<ScopeId>,
@@ -76,13 +80,16 @@ impl Principal {
         scopes: Grant<ScopeId>,
         on_behalf_of: Grant<HolderUri>,
     ) -> Self {
-        Self { name: name.into(), roles: roles.into_iter().collect(), scopes, on_behalf_of }
+        let roles = roles.into_iter().collect();
+        Self(Arc::new(Grants { name: name.into(), roles, scopes, on_behalf_of }))
     }
 
     /// The one principal of development mode: every right.
     #[must_use]
     pub fn development() -> Self {
-        Self::new("development", Role::ALL, Grant::All, Grant::All)
+        static DEVELOPMENT: LazyLock<Principal> =
+            LazyLock::new(|| Principal::new("development", Role::ALL, Grant::All, Grant::All));
+        DEVELOPMENT.clone()
     }
 
     /// A principal without any right.
@@ -94,32 +101,32 @@ impl Principal {
     /// The name, a normalised URI outside development mode. Quotas and leases belong to it.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        &self.0.name
     }
 
     /// Whether the principal has a role.
     #[must_use]
     pub fn has_role(&self, role: Role) -> bool {
-        self.roles.contains(&role)
+        self.0.roles.contains(&role)
     }
 
     /// Whether the principal has a scope.
     #[must_use]
     pub fn has_scope(&self, scope: ScopeId) -> bool {
-        self.scopes.covers(&scope)
+        self.0.scopes.covers(&scope)
     }
 
     /// Whether the principal is this holder or instance, or its delegate.
     #[must_use]
     pub fn acts_for(&self, holder: &HolderUri) -> bool {
-        self.is_itself(holder) || self.on_behalf_of.covers(holder)
+        self.is_itself(holder) || self.0.on_behalf_of.covers(holder)
     }
 
     /// Whether the principal is this holder or instance itself, not a delegate. In development mode, where
     /// principals cannot be told apart, everyone is.
     #[must_use]
     pub fn is_itself(&self, holder: &HolderUri) -> bool {
-        self.name == holder.as_str() || self.on_behalf_of == Grant::All
+        self.0.name == holder.as_str() || self.0.on_behalf_of == Grant::All
     }
 
     /// Requires one of `roles`.

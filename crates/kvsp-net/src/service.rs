@@ -168,6 +168,12 @@ impl Bound {
         self.admin.clone()
     }
 
+    /// The path of the base, with its slashes, as it is served.
+    #[must_use]
+    pub fn base_path(&self) -> &str {
+        &self.base_path
+    }
+
     /// With routes outside the base path, for example `/v1/completions`; authenticated like all others.
     #[must_use]
     pub fn with_extra(mut self, router: Router) -> Self {
@@ -195,12 +201,12 @@ impl Bound {
         let role = facts.roles.first().copied().unwrap_or("none");
         tracing::info!(base = %self.base, admin = %self.admin, role, "listening");
         let routes = root::mount(&self.base_path, router, &facts).merge(self.extra);
-        let dispatch = Dispatch::new(routes, self.authenticator, metrics.clone(), role, &self.config);
+        let dispatch = Dispatch::new(routes, self.authenticator, &metrics, role, &self.config);
         let protocol = Listener::new(self.listener, dispatch, metrics.clone(), &self.config);
         let routes = admin::routes(metrics.clone(), ready);
         // Whoever may reach the address may read it; credentials are for the protocol.
         let anyone = if self.config.insecure { Development::insecure() } else { Development::new() };
-        let dispatch = Dispatch::new(routes, Arc::new(anyone), metrics.clone(), "admin", &self.config);
+        let dispatch = Dispatch::new(routes, Arc::new(anyone), &metrics, "admin", &self.config);
         let admin = Listener::new(self.admin_listener, dispatch, metrics, &self.config);
 
         let mut listeners = JoinSet::new();

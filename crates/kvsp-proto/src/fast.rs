@@ -10,6 +10,7 @@ pub(crate) mod hex;
 mod lookup;
 mod reader;
 mod record;
+mod uri;
 pub mod write;
 
 #[cfg(test)]
@@ -18,3 +19,4 @@ mod tests;
 pub(crate) use lookup::lookup_request;
 pub use record::{Batch, batch};
 pub(crate) use record::{HolderHint, record};
+pub(crate) use uri::is_plainly_normal;

@@ -50,6 +50,14 @@ fn normalise(text: &str, moqt: bool) -> Result<Box<str>, UriError> {
     if text.len() > MAX_URI_OCTETS {
         return Err(UriError::TooLong);
     }
+    if crate::fast::is_plainly_normal(text) {
+        return Ok(text.into());
+    }
+    parsed(text, moqt)
+}
+
+/// The normal form by way of the URL parser.
+pub(crate) fn parsed(text: &str, moqt: bool) -> Result<Box<str>, UriError> {
     // The parser is lenient where RFC 3986 is not: it trims blanks and turns '\' into '/'.
     if !text.bytes().all(|b| b.is_ascii_graphic() && !b"\\\"<>^`{|}".contains(&b)) {
         return Err(UriError::Syntax);

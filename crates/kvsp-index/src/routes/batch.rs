@@ -1,25 +1,34 @@
 //! `POST replicas`: many records at once, each judged alone (profile section 5).
 
-use std::sync::Arc;
-
 use axum::extract::State;
 use axum::response::Response;
-use http::StatusCode;
+use bytes::Bytes;
+use kvsp_core::index::{IndexError, Published};
+use kvsp_net::Failure;
 use kvsp_net::auth::Caller;
 use kvsp_net::extract::RequestBody;
 use kvsp_net::principal::Principal;
-use kvsp_net::{Failure, reply};
+use kvsp_proto::fast::write::push_integer;
+use kvsp_proto::fast::{self, Batch};
+use kvsp_proto::id::ScopeId;
 use kvsp_proto::json;
-use kvsp_proto::message::{BatchAnswer, BatchRequest, ReplicaName};
-use kvsp_proto::problem::{BatchItem, Problem, ProblemType};
+use kvsp_proto::message::{BatchRequest, ReplicaName};
+use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_proto::record::ReplicaRecord;
+use kvsp_proto::uri::HolderUri;
 
 use super::replicas::{PUBLISHERS, publisher};
-use super::{Service, offload};
+use super::{Service, json_octets, offload};
 use crate::service::IndexService;
 
-/// Items worked on under one lock.
-const ITEMS_A_LOCK: usize = 128;
+/// Items worked on under one lock, so that lookups wait some tens of µs at most.
+const ITEMS_A_LOCK: usize = 64;
+
+/// A larger batch is worked on off the reactor.
+const LIGHT_OCTETS: usize = 32 << 10;
+
+type Puts = Vec<Result<ReplicaRecord, Problem>>;
+type Deletes = Vec<Result<ReplicaName, Problem>>;
 
 pub(super) async fn batch(
     State(service): Service,
@@ -28,57 +37,133 @@ pub(super) async fn batch(
 ) -> Result<Response, Failure> {
     caller.require_role(PUBLISHERS)?;
     let octets = body.json(&service.limits).await?;
-    offload(true, move || {
-        let request: BatchRequest = json::from_value(json::parse(&octets)?)?;
-        let (items, max) = (request.put.len() + request.delete.len(), service.config.max_batch_items);
-        if items > max {
-            let detail = format!("the batch has {items} items, over the limit of {max}");
-            return Err(Problem::new(ProblemType::LimitExceeded, detail).with("limit", max).into());
-        }
-        Ok(reply::json(StatusCode::OK, &work(&service, &caller, request)))
+    offload(octets.len() > LIGHT_OCTETS, move || {
+        let (puts, deletes) = read(&octets, service.config.max_batch_items)?;
+        Ok(json_octets(work(&service, &caller, puts, deletes)))
     })
     .await
 }
 
-fn work(service: &IndexService, caller: &Arc<Principal>, request: BatchRequest) -> BatchAnswer {
-    let records: Vec<_> = request.put.into_iter().map(|item| read_record(caller, item)).collect();
-    let names: Vec<_> = request.delete.into_iter().map(|item| read_name(caller, item)).collect();
-    let mut answer = BatchAnswer { put: Vec::new(), delete: Vec::new() };
-    for some in records.chunks(ITEMS_A_LOCK) {
-        let (mut index, now) = (service.write(), service.now());
-        answer.put.extend(some.iter().map(|record| match record {
-            Ok(record) => match index.put(record, publisher(caller, &record.holder), now) {
-                Ok(published) => item(if published.created { 201 } else { 200 }, Some(published.ttl_ms)),
-                Err(error) => Problem::from(error).into(),
-            },
-            Err(problem) => problem.clone().into(),
-        }));
+fn read(octets: &[u8], max: usize) -> Result<(Puts, Deletes), Failure> {
+    if let Some(Batch { put, delete }) = fast::batch(octets, max) {
+        return Ok((put.into_iter().map(Ok).collect(), delete.into_iter().map(Ok).collect()));
     }
-    for some in names.chunks(ITEMS_A_LOCK) {
-        let (mut index, now) = (service.write(), service.now());
-        answer.delete.extend(some.iter().map(|name| match name {
-            Ok(name) => index.delete(name, now).map_or_else(|e| Problem::from(e).into(), |_| item(204, None)),
-            Err(problem) => problem.clone().into(),
-        }));
+    let request: BatchRequest = json::from_value(json::parse(octets)?)?;
+    let items = request.put.len() + request.delete.len();
+    if items > max {
+        let detail = format!("the batch has {items} items, over the limit of {max}");
+        return Err(Problem::new(ProblemType::LimitExceeded, detail).with("limit", max).into());
     }
-    service.count_replicas();
-    answer
+    let record = |item| {
+        ReplicaRecord::from_value(item).map_err(|error| error.into_problem(ProblemType::InvalidRecord))
+    };
+    let name = |item| Ok(json::from_value(item)?);
+    Ok((request.put.into_iter().map(record).collect(), request.delete.into_iter().map(name).collect()))
 }
 
-const fn item(status: u16, ttl_ms: Option<u64>) -> BatchItem {
-    BatchItem { status, ttl_ms, problem: None }
+fn work(service: &IndexService, caller: &Principal, puts: Puts, deletes: Deletes) -> Bytes {
+    let puts: Puts = puts
+        .into_iter()
+        .map(|item| item.and_then(|r| authorise(caller, r.scope_id, &r.holder).map(|()| r)))
+        .collect();
+    let deletes: Deletes = deletes
+        .into_iter()
+        .map(|item| item.and_then(|name| authorise(caller, name.scope_id, &name.holder).map(|()| name)))
+        .collect();
+    let mut out = Items::new(puts.len() + deletes.len());
+    for some in puts.chunks(ITEMS_A_LOCK) {
+        let now = service.now();
+        let outcomes: Vec<Result<Published, IndexError>> = service.change(|index| {
+            let records = some.iter().filter_map(|item| item.as_ref().ok());
+            records.map(|record| index.put(record, publisher(caller, &record.holder), now)).collect()
+        });
+        let mut outcomes = outcomes.into_iter();
+        for item in some {
+            match item {
+                Err(problem) => out.refused(problem),
+                // One outcome for each record that was read.
+                Ok(_) => match outcomes.next() {
+                    Some(Ok(published)) => out.published(published),
+                    Some(Err(error)) => out.refused(&error.into()),
+                    None => {}
+                },
+            }
+        }
+    }
+    out.deletes();
+    for some in deletes.chunks(ITEMS_A_LOCK) {
+        let now = service.now();
+        let outcomes: Vec<Result<bool, IndexError>> = service.change(|index| {
+            some.iter().filter_map(|item| item.as_ref().ok()).map(|name| index.delete(name, now)).collect()
+        });
+        let mut outcomes = outcomes.into_iter();
+        for item in some {
+            match item {
+                Err(problem) => out.refused(problem),
+                Ok(_) => match outcomes.next() {
+                    Some(Ok(_)) => out.deleted(),
+                    Some(Err(error)) => out.refused(&error.into()),
+                    None => {}
+                },
+            }
+        }
+    }
+    out.finish()
 }
 
-fn read_record(caller: &Principal, item: serde_json::Value) -> Result<ReplicaRecord, Problem> {
-    let record = ReplicaRecord::from_value(item).map_err(|e| e.into_problem(ProblemType::InvalidRecord))?;
-    caller.require_scope(record.scope_id)?;
-    caller.require_holder(&record.holder)?;
-    Ok(record)
+fn authorise(caller: &Principal, scope: ScopeId, holder: &HolderUri) -> Result<(), Problem> {
+    caller.require_scope(scope)?;
+    caller.require_holder(holder)
 }
 
-fn read_name(caller: &Principal, item: serde_json::Value) -> Result<ReplicaName, Problem> {
-    let name: ReplicaName = json::from_value(item)?;
-    caller.require_scope(name.scope_id)?;
-    caller.require_holder(&name.holder)?;
-    Ok(name)
+/// `{"put": [...], "delete": [...]}` in the making; items as `kvsp_proto::problem::BatchItem`.
+struct Items {
+    out: Vec<u8>,
+    first: bool,
+}
+
+impl Items {
+    fn new(items: usize) -> Self {
+        let mut out = Vec::with_capacity(32 + 32 * items);
+        out.extend_from_slice(b"{\"put\":[");
+        Self { out, first: true }
+    }
+
+    fn item(&mut self, status: u16) {
+        if !std::mem::replace(&mut self.first, false) {
+            self.out.push(b',');
+        }
+        self.out.extend_from_slice(b"{\"status\":");
+        push_integer(&mut self.out, u64::from(status));
+    }
+
+    fn published(&mut self, published: Published) {
+        self.item(if published.created { 201 } else { 200 });
+        self.out.extend_from_slice(b",\"ttl_ms\":");
+        push_integer(&mut self.out, published.ttl_ms);
+        self.out.push(b'}');
+    }
+
+    fn deleted(&mut self) {
+        self.item(204);
+        self.out.push(b'}');
+    }
+
+    fn refused(&mut self, problem: &Problem) {
+        self.item(problem.status());
+        self.out.extend_from_slice(b",\"problem\":");
+        self.out.extend_from_slice(problem.to_json().to_string().as_bytes());
+        self.out.push(b'}');
+    }
+
+    /// What follows is about the deletes.
+    fn deletes(&mut self) {
+        self.out.extend_from_slice(b"],\"delete\":[");
+        self.first = true;
+    }
+
+    fn finish(mut self) -> Bytes {
+        self.out.extend_from_slice(b"]}");
+        Bytes::from(self.out)
+    }
 }

@@ -33,8 +33,7 @@ pub(super) async fn put_status(
     let accepted = service.instances().report(status, now).map_err(Problem::from)?;
     if accepted.restarted {
         // The process that held them in memory has ended.
-        service.write().drop_volatile(&holder, now);
-        service.count_replicas();
+        service.change(|index| index.drop_volatile(&holder, now));
     }
     Ok(reply::json(StatusCode::OK, &StateBody { state }))
 }

@@ -45,19 +45,20 @@ pub(super) async fn put(
     body: RequestBody,
 ) -> Result<Response, Failure> {
     authorise_write(&caller, scope, &holder)?;
+    let by = publisher(&caller, &holder);
     let octets = body.json(&service.limits).await?;
-    let record = offload(octets.len() > HEAVY_OCTETS, move || {
-        ReplicaRecord::from_json(&octets)
-            .map_err(|error| error.into_problem(ProblemType::InvalidRecord).into())
+    let (record, holder) = offload(octets.len() > HEAVY_OCTETS, move || {
+        let record = ReplicaRecord::from_json_of(&octets, &holder)
+            .map_err(|error| error.into_problem(ProblemType::InvalidRecord))?;
+        Ok((record, holder))
     })
     .await?;
     if (record.compat_id, record.scope_id, record.block_key, &record.holder) != (compat, scope, key, &holder)
     {
         return Err(Failure::new(ProblemType::InvalidRecord, "the record's members contradict the path"));
     }
-    let by = publisher(&caller, &holder);
-    let published = service.write().put(&record, by, service.now()).map_err(Problem::from)?;
-    service.count_replicas();
+    let now = service.now();
+    let published = service.change(|index| index.put(&record, by, now)).map_err(Problem::from)?;
     let status = if published.created { StatusCode::CREATED } else { StatusCode::OK };
     Ok(reply::json(status, &TtlAnswer { ttl_ms: published.ttl_ms }))
 }
@@ -84,8 +85,8 @@ pub(super) async fn delete(
     authorise_write(&caller, scope_id, &holder)?;
     let seq = seq_of(&uri)?;
     let name = ReplicaName { compat_id, scope_id, block_key, holder, seq };
-    service.write().delete(&name, service.now()).map_err(Problem::from)?;
-    service.count_replicas();
+    let now = service.now();
+    service.change(|index| index.delete(&name, now)).map_err(Problem::from)?;
     Ok(reply::empty(StatusCode::NO_CONTENT))
 }
 
@@ -130,8 +131,8 @@ pub(super) async fn delete_holder(
     caller.require_role(PUBLISHERS)?;
     caller.require_holder(&holder)?;
     offload(true, move || {
-        service.write().delete_holder(&holder, service.now());
-        service.count_replicas();
+        let now = service.now();
+        service.change(|index| index.delete_holder(&holder, now));
         Ok(reply::empty(StatusCode::NO_CONTENT))
     })
     .await

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test ends by a panic")]
 
+mod events;
 mod lookup;
 mod replicas;
+mod restart;
 mod rights;
 mod support;

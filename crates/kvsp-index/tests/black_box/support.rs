@@ -10,14 +10,15 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use kvsp_index::{Deps, IndexServiceConfig, serve};
 use kvsp_net::auth::{Authenticator, Development};
-use kvsp_net::clock::SystemClock;
+use kvsp_net::clock::{Clock, SystemClock};
 use kvsp_net::metrics::Metrics;
 use kvsp_net::random::SeededRandom;
-use kvsp_net::service::{Service, ServiceConfig};
+use kvsp_net::service::{ServeError, Service, ServiceConfig};
 use kvsp_proto::digest::replica_digest;
 use kvsp_proto::id::{Digest, NamedDigest};
 use kvsp_proto::uri::BaseUri;
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) const TYPE_PREFIX: &str = "https://iana.org/assignments/http-problem-types#";
@@ -26,7 +27,30 @@ pub(crate) struct Server {
     pub(crate) base: BaseUri,
     pub(crate) admin: BaseUri,
     client: Client<HttpConnector, Full<Bytes>>,
-    _stop: DropGuard,
+    served: JoinHandle<Result<(), ServeError>>,
+    stop: DropGuard,
+}
+
+/// What a server is made of.
+pub(crate) struct Setup {
+    pub(crate) index: IndexServiceConfig,
+    pub(crate) service: ServiceConfig,
+    pub(crate) authenticator: Arc<dyn Authenticator>,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// Two processes draw different numbers.
+    pub(crate) seed: u64,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            index: IndexServiceConfig::default(),
+            service: ServiceConfig::default(),
+            authenticator: Arc::new(Development::new()),
+            clock: Arc::new(SystemClock::new()),
+            seed: 1,
+        }
+    }
 }
 
 /// What came back.
@@ -58,17 +82,47 @@ impl Server {
     }
 
     pub(crate) async fn with(config: IndexServiceConfig, authenticator: Arc<dyn Authenticator>) -> Self {
-        let bound = Service::bind(ServiceConfig::default(), authenticator).await.unwrap();
+        Self::of(Setup { index: config, authenticator, ..Setup::default() }).await
+    }
+
+    pub(crate) async fn of(setup: Setup) -> Self {
+        let bound = Service::bind(setup.service, setup.authenticator).await.unwrap();
         let (base, admin) = (bound.base(), bound.admin());
         let deps = Deps {
-            clock: Arc::new(SystemClock::new()),
-            random: Arc::new(SeededRandom::new(1)),
+            clock: setup.clock,
+            random: Arc::new(SeededRandom::new(setup.seed)),
             metrics: Metrics::new(),
         };
         let stop = CancellationToken::new();
-        tokio::spawn(serve(config, bound, deps, || {}, stop.clone()));
+        let served = tokio::spawn(serve(setup.index, bound, deps, || {}, stop.clone()));
         let client = Client::builder(TokioExecutor::new()).build_http();
-        Self { base, admin, client, _stop: stop.drop_guard() }
+        Self { base, admin, client, served, stop: stop.drop_guard() }
+    }
+
+    /// Stops and waits until it has ended.
+    pub(crate) async fn stop(self) -> Result<(), ServeError> {
+        drop(self.stop);
+        drop(self.client);
+        self.served.await.unwrap()
+    }
+
+    /// The value of a metric.
+    pub(crate) async fn metric(&self, name: &str) -> i64 {
+        let metrics = self.send_to(&self.admin.join("metrics"), Method::GET, None).await;
+        let text = String::from_utf8(metrics.body.to_vec()).unwrap();
+        let line = text.lines().find(|line| line.split(' ').next() == Some(name));
+        line.unwrap_or_else(|| panic!("no {name} in\n{text}")).rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    /// Waits until a metric has a value.
+    pub(crate) async fn until(&self, name: &str, value: i64) {
+        let reached = async {
+            while self.metric(name).await != value {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        let time = std::time::Duration::from_secs(20);
+        tokio::time::timeout(time, reached).await.unwrap_or_else(|_| panic!("{name} never became {value}"));
     }
 
     pub(crate) async fn send(&self, method: Method, path: &str, body: Option<(&str, Bytes)>) -> Answer {

@@ -19,14 +19,13 @@ use tower::ServiceExt as _;
 use super::ServiceConfig;
 use crate::auth::{Authenticator, Caller};
 use crate::inbound::{InboundBody, InboundLimits};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, RoleMetrics};
 use crate::reply::Failure;
 
 pub(super) struct Dispatch {
     routes: Router,
     authenticator: Arc<dyn Authenticator>,
-    metrics: Metrics,
-    role: &'static str,
+    metrics: RoleMetrics,
     inbound: InboundLimits,
 }
 
@@ -34,11 +33,11 @@ impl Dispatch {
     pub(super) fn new(
         routes: Router,
         authenticator: Arc<dyn Authenticator>,
-        metrics: Metrics,
+        metrics: &Metrics,
         role: &'static str,
         config: &ServiceConfig,
     ) -> Self {
-        Self { routes, authenticator, metrics, role, inbound: config.inbound() }
+        Self { routes, authenticator, metrics: metrics.of_role(role), inbound: config.inbound() }
     }
 
     pub(super) async fn answer(&self, request: Request<Incoming>, peer: SocketAddr) -> Response {
@@ -46,7 +45,7 @@ impl Dispatch {
         let method = request.method().clone();
         let handled = AssertUnwindSafe(self.handle(request, peer)).catch_unwind().await;
         let response = as_problem(handled.unwrap_or_else(|panic| panicked(panic.as_ref())));
-        self.metrics.answered(self.role, &method, response.status().as_u16(), start.elapsed());
+        self.metrics.answered(&method, response.status().as_u16(), start.elapsed());
         response
     }
 

@@ -331,8 +331,50 @@ proptest! {
     }
 
     #[test]
+    fn uris_that_look_normal_are(
+        scheme in prop::sample::select(&["http://", "https://", "HTTP://", "moqt://"][..]),
+        host in prop_oneof![
+            "[a-z0-9.-]{1,12}", "[a-cx0-3.-]{1,9}", "xn--[a-z0-9]{1,8}", "[0-9]{1,3}(\\.[0-9]{1,3}){3}",
+            "[0-9]{1,3}(\\.(0x)?[0-9a-f]{1,3}){1,4}", "[a-zA-Z%_é]{1,5}", "\\[::1\\]", "a{60,70}"
+        ],
+        port in prop_oneof![Just(String::new()), ":[0-9]{0,6}", Just(":80".into()), Just(":443".into())],
+        path in "/(([a-zA-Z0-9._~%-]{0,3}|\\.{1,3}|%2[eE]|%7[eE])/){0,3}[a-z?#]{0,1}",
+    ) {
+        let text = format!("{scheme}{host}{port}{path}");
+        if super::is_plainly_normal(&text) {
+            let parsed = crate::uri::parsed(&text, true);
+            prop_assert_eq!(parsed.as_deref(), Ok(&*text));
+        }
+    }
+
+    #[test]
     fn random_octets_never_panic(text in prop::collection::vec(any::<u8>(), 0..64)) {
         let _ = (record(&text, &mut HolderHint::default()), lookup_request(&text), batch(&text, 9));
+    }
+}
+
+#[test]
+fn usual_uris_look_normal() {
+    for uri in [
+        "http://127.0.0.1:40123/kvsp/",
+        "https://h1.example/kvsp/",
+        "http://localhost:8080/",
+        "https://n-7.rack2.example:9/",
+    ] {
+        assert!(super::is_plainly_normal(uri), "{uri}");
+    }
+    for uri in [
+        "http://h:80/",
+        "https://h:443/",
+        "http://1.2.3/",
+        "http://256.1.1.1/",
+        "http://h",
+        "http://h/a",
+        "moqt://h/",
+        "http://h/../",
+        "http://h:70000/",
+    ] {
+        assert!(!super::is_plainly_normal(uri), "{uri}");
     }
 }
 
