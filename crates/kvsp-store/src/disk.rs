@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use kvsp_buffer::Arena;
 use kvsp_proto::container::LayerRange;
 use kvsp_proto::registry::Tier;
 use tokio::sync::Semaphore;
@@ -75,6 +76,13 @@ impl DiskStore {
     pub async fn open_on(config: DiskConfig, fs: Arc<dyn FileSystem>) -> Result<Self, StoreError> {
         let inner = blocking(move || Inner::open(config, fs)).await?;
         Ok(Self { inner: Arc::new(inner), slots: Arc::new(Semaphore::new(MAX_CONCURRENT)) })
+    }
+
+    /// From now on what is read goes into buffers of `arena`, so that it counts there and can stay as it is in
+    /// a [`MemoryStore`](crate::MemoryStore). Without room there, and before this is called, it goes into a
+    /// buffer of its own.
+    pub fn use_buffers(&self, arena: Arena) {
+        self.inner.files.use_buffers(arena);
     }
 
     /// Files that were moved aside since the store was opened.

@@ -12,8 +12,10 @@
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use bytes::Bytes;
+use kvsp_buffer::{Arena, PageBuffer};
 use kvsp_proto::container::{Container, LayerRange};
 
 use super::DiskConfig;
@@ -39,6 +41,8 @@ pub(super) struct Files {
     serial: AtomicU64,
     /// Files that a failed write left and could not remove: gone before the next write begins.
     leftovers: Mutex<Vec<PathBuf>>,
+    /// Where what is read goes.
+    buffers: OnceLock<Arena>,
     _lock: Box<dyn Lock>,
 }
 
@@ -68,6 +72,7 @@ impl Files {
             quarantined: AtomicU64::new(0),
             serial: AtomicU64::new(0),
             leftovers: Mutex::new(Vec::new()),
+            buffers: OnceLock::new(),
             _lock: lock,
         };
         let found = files.format()?;
@@ -220,18 +225,17 @@ impl Files {
         let preface = format::preface_octets(meta) as u64;
         let header = meta.header.encode();
         let octets = if present.layers == meta.layer_count() {
-            let octets = read_at(file.as_ref(), preface, meta.size())?;
+            let octets = self.read_at(file.as_ref(), preface, meta.size(), &[])?;
             check_header(&octets, &header)?;
             octets
         } else {
-            check_header(&read_at(file.as_ref(), preface, header.len() as u64)?, &header)?;
+            check_header(&self.read_at(file.as_ref(), preface, header.len() as u64, &[])?, &header)?;
             let leading = LayerRange::from_count(0, present.layers).and_then(|range| meta.header_of(range));
-            let mut octets = leading.ok_or(StoreError::Rotten("it has no layers"))?.encode();
+            let leading = leading.ok_or(StoreError::Rotten("it has no layers"))?.encode();
             let at = format::head_octets(meta) as u64;
-            octets.extend(read_at(file.as_ref(), at, meta.data_octets(present.layers))?);
-            octets
+            self.read_at(file.as_ref(), at, meta.data_octets(present.layers), &leading)?
         };
-        container_of(meta, present.layers, octets.into())
+        container_of(meta, present.layers, octets)
     }
 
     /// Some of the layers that are held.
@@ -239,8 +243,41 @@ impl Files {
         let file = self.find(&meta.name)?;
         let start = format::file_octets(meta, range.first());
         let end = format::file_octets(meta, range.last().saturating_add(1));
-        let data = read_at(file.as_ref(), start, end.saturating_sub(start))?;
-        part_of(meta, range, data.into())
+        let data = self.read_at(file.as_ref(), start, end.saturating_sub(start), &[])?;
+        part_of(meta, range, data)
+    }
+
+    /// What is read goes into buffers of `arena` while it has room; only the first call counts.
+    pub(super) fn use_buffers(&self, arena: Arena) {
+        let _ = self.buffers.set(arena);
+    }
+
+    /// Octets of a file, behind others that are given, in a page-aligned buffer: copies out of the page cache
+    /// into one that starts a few octets off are several times slower.
+    fn read_at(
+        &self,
+        file: &dyn OpenFile,
+        offset: u64,
+        octets: u64,
+        before: &[u8],
+    ) -> Result<Bytes, StoreError> {
+        // A rotten length must not make a reader allocate: what is not there cannot be read.
+        if file.octets()? < offset.saturating_add(octets) {
+            return Err(StoreError::Rotten("it is cut short"));
+        }
+        let octets = usize::try_from(octets).ok().and_then(|octets| octets.checked_add(before.len()));
+        let octets = octets.ok_or(StoreError::Rotten("it does not fit"))?;
+        let pooled = self.buffers.get().and_then(|arena| arena.take(octets));
+        let buffer = pooled.or_else(|| PageBuffer::unpooled(octets));
+        let mut buffer = buffer.ok_or(io::Error::from(ErrorKind::OutOfMemory))?;
+        let (head, data) = buffer.split_at_mut(before.len());
+        head.copy_from_slice(before);
+        match file.read_exact_at(data, offset) {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                Err(StoreError::Rotten("it is cut short"))
+            }
+            read => Ok(read.map(|()| buffer.freeze())?),
+        }
     }
 
     fn find(&self, name: &BlockName) -> Result<Box<dyn OpenFile>, StoreError> {
@@ -352,17 +389,4 @@ fn read_text(fs: &dyn FileSystem, path: &Path) -> io::Result<Option<String>> {
 fn check_header(octets: &[u8], header: &[u8]) -> Result<(), StoreError> {
     let same = octets.starts_with(header);
     same.then_some(()).ok_or(StoreError::Rotten("its header is not that of what was written"))
-}
-
-fn read_at(file: &dyn OpenFile, offset: u64, octets: u64) -> Result<Vec<u8>, StoreError> {
-    // A rotten length must not make a reader allocate: what is not there cannot be read.
-    if file.octets()? < offset.saturating_add(octets) {
-        return Err(StoreError::Rotten("it is cut short"));
-    }
-    let octets = usize::try_from(octets).map_err(|_| StoreError::Rotten("it does not fit"))?;
-    let mut buffer = vec![0; octets];
-    match file.read_exact_at(&mut buffer, offset) {
-        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Err(StoreError::Rotten("it is cut short")),
-        read => Ok(read.map(|()| buffer)?),
-    }
 }

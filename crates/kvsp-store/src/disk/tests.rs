@@ -164,3 +164,22 @@ async fn what_was_cut_is_cut_after_a_restart() {
     let got = store.get(block.meta.name).await.unwrap().unwrap();
     assert_eq!(got.container.bytes(), block.leading(2).unwrap().container.bytes());
 }
+
+#[tokio::test]
+async fn what_is_read_counts_in_the_arena_while_it_has_room() {
+    let dir = TempDir::new().unwrap();
+    let block = sample(1, 4, 20_000);
+    let (name, octets) = (block.meta.name, block.container.bytes().len());
+    let store = open(dir.path()).await.unwrap();
+    store.put(block.clone()).await.unwrap();
+    let arena = Arena::new(kvsp_buffer::footprint(octets));
+    store.use_buffers(arena.clone());
+    let first = store.get(name).await.unwrap().unwrap();
+    assert_eq!(arena.used(), arena.capacity());
+    assert_eq!(first.container.bytes().as_ptr().addr() % 4096, 0);
+    let second = store.get(name).await.unwrap().unwrap();
+    assert_eq!(second.container.bytes(), block.container.bytes());
+    assert_eq!(arena.used(), arena.capacity());
+    drop((first, second));
+    assert_eq!(arena.used(), 0);
+}

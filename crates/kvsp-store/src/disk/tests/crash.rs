@@ -65,6 +65,7 @@ fn what_was_acknowledged_survives_a_loss_of_power_at_every_step() {
             history.check(steps, loss).unwrap_or_else(|why| panic!("{loss:?} after {steps} steps: {why}"));
         }
     }
+    println!("{} steps, {checks} losses of power", history.fs.steps());
     assert!(checks > 2000, "{checks}");
 }
 
@@ -135,6 +136,7 @@ fn every_sync_that_is_left_out_is_caught() {
         tried += 1;
         assert!(is_caught(&history), "sync {number}, of {}, may be left out", path.display());
     }
+    println!("{tried} syncs left out, each caught");
     assert!(tried > 25, "{tried}");
 }
 
