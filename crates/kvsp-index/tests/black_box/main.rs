@@ -7,4 +7,5 @@ mod lookup;
 mod replicas;
 mod restart;
 mod rights;
+mod rows;
 mod support;
