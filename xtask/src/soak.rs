@@ -10,6 +10,12 @@ use crate::process;
 
 /// Packages whose tests count their cases by the environment.
 const PACKAGES: [&str; 5] = ["kvsp-core", "kvsp-proto", "kvsp-blocks", "kvsp-store", "kvsp-engine"];
+/// Test programs of the package `kvsp` that do so; its other ones take no counts.
+const PROGRAM: &str = "kvsp";
+const PROGRAM_SUITES: [&str; 2] = ["tests/crash/main.rs", "tests/faults/main.rs"];
+/// How often the program is killed under load, and how many blocks a restart finds.
+const KILLS: &str = "200";
+const BLOCKS: &str = "10000";
 /// Operations of one run against a model.
 const OPERATIONS: &str = "100000";
 /// Cases of one property.
@@ -59,7 +65,10 @@ pub(crate) fn run(options: SoakOptions) -> Result<(), TaskError> {
         let (seconds, source) = (begin.elapsed().as_secs_f64(), suite.source.display());
         report.push(format!("{seconds:7.1} s  {} {source}: {outcome}", suite.package));
     }
-    println!("soak with KVSP_SOAK_OPS={OPERATIONS} PROPTEST_CASES={CASES}:");
+    println!(
+        "soak with KVSP_SOAK_OPS={OPERATIONS} PROPTEST_CASES={CASES} KVSP_CRASH_KILLS={KILLS} \
+         KVSP_CRASH_BLOCKS={BLOCKS}:"
+    );
     for line in report {
         println!("{line}");
     }
@@ -71,16 +80,22 @@ fn share(left: Duration, suites: usize) -> Duration {
 }
 
 impl Suite {
-    /// The program that a message of cargo's tells of, if it is one of [`PACKAGES`].
+    /// The program that a message of cargo's tells of, if it is of one of [`PACKAGES`] or one of
+    /// [`PROGRAM_SUITES`].
     fn of(message: &str) -> Option<Self> {
         let (_, profile) = message.split_once("\"profile\":")?;
         let program = member(profile, "executable").filter(|_| profile.contains("\"test\":true"))?;
         let directory = Path::new(member(message, "manifest_path")?).parent()?;
-        let package = directory.file_name()?.to_str().filter(|name| PACKAGES.contains(name))?;
+        let package = directory.file_name()?.to_str()?;
         let source = Path::new(member(message, "src_path")?);
+        let source = source.strip_prefix(directory).unwrap_or(source);
+        let of_program = package == PROGRAM && PROGRAM_SUITES.iter().any(|suite| source == Path::new(suite));
+        if !of_program && !PACKAGES.contains(&package) {
+            return None;
+        }
         Some(Self {
             package: package.to_owned(),
-            source: source.strip_prefix(directory).unwrap_or(source).to_owned(),
+            source: source.to_owned(),
             directory: directory.to_owned(),
             program: program.into(),
         })
@@ -90,6 +105,11 @@ impl Suite {
         let mut command = Command::new(&self.program);
         command.current_dir(&self.directory);
         command.arg("--quiet").env("KVSP_SOAK_OPS", OPERATIONS).env("PROPTEST_CASES", CASES);
+        command.env("KVSP_CRASH_KILLS", KILLS).env("KVSP_CRASH_BLOCKS", BLOCKS);
+        if self.package == PROGRAM {
+            // What these suites did is told on stdout, and they measure the machine: one at a time.
+            command.args(["--nocapture", "--test-threads=1"]);
+        }
         command
     }
 }
@@ -104,7 +124,8 @@ fn build() -> Result<Vec<Suite>, TaskError> {
     process::demand(&cargo, output.status)?;
     let messages = String::from_utf8_lossy(&output.stdout);
     let suites: Vec<Suite> = messages.lines().filter_map(Suite::of).collect();
-    match PACKAGES.iter().find(|package| suites.iter().all(|suite| suite.package != **package)) {
+    let mut packages = PACKAGES.iter().chain(&[PROGRAM]);
+    match packages.find(|package| suites.iter().all(|suite| suite.package != **package)) {
         Some(package) => Err(TaskError::Missing(format!("cargo built no test program of {package}"))),
         None => Ok(suites),
     }
@@ -157,6 +178,10 @@ mod tests {
         assert_eq!(found.directory, Path::new("/w/crates/kvsp-proto"));
         assert_eq!(found.program, Path::new("/w/target/vectors-0a"));
         assert_eq!(Suite::of(&message("kvsp-proto", true, "null")), None);
+        assert_eq!(Suite::of(&message("kvsp", true, r#""/w/target/vectors-0b""#)), None);
+        let crash =
+            message("kvsp", true, r#""/w/target/crash-0""#).replace("tests/vectors", "tests/crash/main");
+        assert_eq!(Suite::of(&crash).unwrap().source, Path::new("tests/crash/main.rs"));
         assert_eq!(Suite::of(&message("kvsp-llama", true, r#""/w/target/x-0""#)), None);
         assert_eq!(Suite::of(r#"{"reason":"build-finished","success":true}"#), None);
     }
