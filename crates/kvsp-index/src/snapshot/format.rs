@@ -100,7 +100,7 @@ impl Shift {
         moved(time, self.now, self.since_boot)
     }
 
-    fn from_boot(self, time: Time) -> Time {
+    fn of_boot(self, time: Time) -> Time {
         moved(time, self.since_boot, self.now)
     }
 }
@@ -209,14 +209,14 @@ impl Decoder {
             HOLDER => SnapshotEntry::Holder {
                 holder: self.holder(&mut cut)?,
                 epoch: cut.u64()?,
-                until: shift.from_boot(cut.time()?),
+                until: shift.of_boot(cut.time()?),
             },
             RECORD => SnapshotEntry::Record {
-                deadline: shift.from_boot(cut.time()?),
+                deadline: shift.of_boot(cut.time()?),
                 record: Box::new(self.record(&mut cut)?),
             },
             TOMBSTONE => {
-                let (until, yields) = (shift.from_boot(cut.time()?), cut.flag()?);
+                let (until, yields) = (shift.of_boot(cut.time()?), cut.flag()?);
                 let (compat_id, scope_id) = (CompatId(cut.array()?), ScopeId(cut.array()?));
                 let block_key = BlockKey(cut.array()?);
                 let (holder, seq) = (self.holder(&mut cut)?, cut.option()?);

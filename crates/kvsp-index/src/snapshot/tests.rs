@@ -239,8 +239,8 @@ fn every_sync_is_needed() {
     write(&snapshots, &[holder(2)]).unwrap();
     let syncs = disk.syncs();
     assert_eq!(syncs.len(), 6, "{syncs:?}");
-    for number in 0..syncs.len() {
-        assert!(!wrong_after_power_loss(Some(number)).is_empty(), "without the sync of {:?}", syncs[number]);
+    for (number, of) in syncs.iter().enumerate() {
+        assert!(!wrong_after_power_loss(Some(number)).is_empty(), "without the sync of {of:?}");
     }
 }
 
