@@ -68,7 +68,11 @@ impl<'a> Lookup<'a> {
         let mut found = [NONE; BATCH];
         while !keys.is_empty() {
             let some = keys.get(..batch).unwrap_or(keys);
-            self.index.table.find_all(&self.index.blocks, space, some, &mut found);
+            let Index { table, blocks, .. } = self.index;
+            match some {
+                [key] => found[0] = table.find(blocks, space, key).unwrap_or(NONE),
+                _ => table.find_all(blocks, space, some, &mut found),
+            }
             for &block in found.iter().take(some.len()) {
                 if block == NONE || !self.add(block) {
                     return;
