@@ -96,6 +96,7 @@ impl BlockService {
             tokio::select! {
                 () = stop.cancelled() => break,
                 _ = ticks.tick() => {}
+                () = self.arrivals.notified() => {}
                 Some(_) = copies.join_next() => {}
             }
             self.free_refused().await;
@@ -170,6 +171,18 @@ impl BlockService {
         }
     }
 
+    /// Leaves in a tier what it held of a block before; a write that failed may have left more there. Where
+    /// even that fails the octets stay charged.
+    async fn put_back(&self, name: &BlockName, level: Level) -> bool {
+        let held = self.state().see(name).map_or(0, |seen| seen.held[level]);
+        let Some(store) = self.tiers.store(level) else {
+            return true;
+        };
+        let done = if held == 0 { store.delete(*name).await } else { store.trim(*name, held).await };
+        done.inspect_err(|error| tracing::error!(block = ?name, ?level, %error, "a copy could not be undone"))
+            .is_ok()
+    }
+
     /// Ends a move between tiers; whether the block is there now. What arrived too late is deleted.
     async fn end_copy(
         &self,
@@ -178,12 +191,10 @@ impl BlockService {
         written: Result<bool, StoreError>,
     ) -> Result<bool, StoreError> {
         let arrived = matches!(written, Ok(true)) && self.state().arrived_at(name, level, self.now());
-        if !arrived {
-            if let (Ok(true), Some(store)) = (&written, self.tiers.store(level)) {
-                let _ = store.delete(*name).await;
-            }
+        if !arrived && self.put_back(name, level).await {
             self.state().holdings.gave_up(name, level);
         }
+        self.measure(&self.state());
         self.has_moved();
         self.news.notify_one();
         written.map(|_| arrived)

@@ -80,15 +80,40 @@ impl DiskTier {
     }
 }
 
-/// Settings of the object tier.
-#[derive(Debug, Clone, Deserialize)]
+/// Settings of the object tier. Credentials come from the environment (`AWS_ACCESS_KEY_ID` and its like) or a
+/// file.
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectTier {
-    /// Octets of objects.
+    /// `s3://bucket/prefix`, or `file:///directory`.
+    pub url: String,
+    /// Octets of objects; a sixteenth of them is set aside for rotten ones.
     pub octets: u64,
     /// Megabits per second at which it is read, for the records.
     #[serde(default)]
     pub read_mbit_per_s: Option<f64>,
+    /// The base URI of a server that speaks S3; absent for AWS.
+    #[serde(default)]
+    pub endpoint: Option<String>,
+    /// The region; absent for that of the environment.
+    #[serde(default)]
+    pub region: Option<String>,
+    /// Whether the bucket is named in the path; absent for `true` where there is an `endpoint`.
+    #[serde(default)]
+    pub path_style: Option<bool>,
+    /// A file of shared credentials.
+    #[serde(default)]
+    pub credentials_file: Option<PathBuf>,
+    /// Whom the prefix belongs to, for no other can open it; absent for the base URI of the holder.
+    #[serde(default)]
+    pub owner: Option<String>,
+}
+
+impl ObjectTier {
+    /// Octets set aside for rotten objects.
+    pub(crate) const fn quarantine_octets(&self) -> u64 {
+        self.octets / 16
+    }
 }
 
 /// When cold blocks of a disk are copied to the object tier below it, in thousandths of the disk tier.
@@ -132,7 +157,7 @@ impl BlocksConfig {
         PerLevel::new(
             (self.host_octets > 0).then_some(self.host_octets),
             self.disk.as_ref().map(|disk| disk.octets.saturating_sub(disk.quarantine_octets())),
-            self.object.as_ref().map(|object| object.octets),
+            self.object.as_ref().map(|object| object.octets.saturating_sub(object.quarantine_octets())),
         )
     }
 
@@ -197,6 +222,22 @@ mod tests {
 
     fn eviction(text: &str) -> Option<Eviction> {
         serde_json::from_str::<BlocksConfig>(text).ok().map(|config| config.eviction)
+    }
+
+    #[test]
+    fn an_object_tier_is_a_url_and_a_cap() {
+        let read = |text: &str| serde_json::from_str::<BlocksConfig>(text);
+        let text = r#"{"object": {"url": "s3://b/p", "octets": 1600, "endpoint": "http://m:9000"},
+            "demotion": {"high": 900}, "floors": [{"scope_id": "22222222222222222222222222222222", "octets": 7}]}"#;
+        let config = read(text).unwrap();
+        assert_eq!(config.caps(), PerLevel::new(Some(4 << 30), None, Some(1500)));
+        let Watermarks { high, low, .. } = config.demotion.watermarks();
+        assert_eq!((high, low), (900, Watermarks::default().low));
+        assert_eq!(config.scope_floors().scopes, [(ScopeId([0x22; 16]), 7)].into());
+        for bad in [r#"{"object": {"octets": 1}}"#, r#"{"object": {"url": "s3://b"}}"#, r#"{"objects": {}}"#]
+        {
+            assert!(read(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

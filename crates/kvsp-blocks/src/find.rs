@@ -56,7 +56,7 @@ impl BlockService {
                         }
                         return Ok(Some(block));
                     }
-                    Ok(None) => {}
+                    Ok(None) => self.found_missing(&meta, level, meta.layer_count()).await,
                     Err(error) => failed = Some(error),
                 }
             }
@@ -65,6 +65,21 @@ impl BlockService {
             }
         }
         Ok(None)
+    }
+
+    /// A tier does not have what it is told to hold: the block has moved since, or somebody else took it
+    /// away. Then that copy is lost.
+    async fn found_missing(&self, meta: &Arc<BlockMeta>, level: Level, layers: u32) {
+        let still = |seen: Seen| Arc::ptr_eq(&seen.meta, meta) && seen.held[level] >= layers;
+        if level == Level::Host || !self.state().see(&meta.name).is_some_and(still) {
+            return;
+        }
+        if let Some(store) = self.tiers.store(level)
+            && store.delete(meta.name).await.is_ok()
+        {
+            let missing = Err(StoreError::Rotten("layers are missing"));
+            let _ = self.sound::<()>(meta, level, missing).await;
+        }
     }
 
     async fn read_whole(
@@ -106,7 +121,7 @@ impl BlockService {
             for level in levels_with(&held, layers) {
                 match self.read_part(&meta, level, range).await {
                     Ok(Some(part)) => return Ok(Some(part)),
-                    Ok(None) => {}
+                    Ok(None) => self.found_missing(&meta, level, layers).await,
                     Err(error) => failed = Some(error),
                 }
             }

@@ -95,7 +95,7 @@ impl BlockService {
         decoded.await?.map_err(|error| Problem::new(ProblemType::ContainerMismatch, error.to_string()))
     }
 
-    /// Hashes a container, away from the threads that serve requests where it is not small.
+    /// Hashes a container in one pass, away from the threads that serve requests where it is not small.
     async fn compute(
         &self,
         name: BlockName,
@@ -103,7 +103,12 @@ impl BlockService {
         container: &Container,
     ) -> Result<BlockMeta, Problem> {
         let container = container.clone();
-        self.off_reactor(container.bytes().len(), move || BlockMeta::of(name, producer, &container)).await
+        self.off_reactor(container.bytes().len(), move || {
+            let (repr_digest, layer_digests) = container.digests();
+            let (header, codec) = (container.header().clone(), container.codec());
+            BlockMeta { name, producer, header, codec, layer_digests, repr_digest }
+        })
+        .await
     }
 
     /// Runs what keeps a processor busy for a time in proportion to `octets`: at once where that is short,

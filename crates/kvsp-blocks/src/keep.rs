@@ -58,6 +58,8 @@ impl BlockService {
         }
         self.metrics.puts.inc();
         self.has_moved();
+        self.news.notify_one();
+        self.arrivals.notify_one();
         Ok(PutOutcome::Stored)
     }
 
@@ -75,17 +77,9 @@ impl BlockService {
 
     /// Frees what a decision says. An error where a device refused; what it refused is tried again later.
     pub(crate) async fn make_room(&self, room: Room<BlockName>) -> Result<(), KeepError> {
-        let count =
-            |cuts: &[Cut<BlockName>], level| cuts.iter().filter(|cut| cut.level == level).count() as u64;
         self.metrics.evictions.inc_by(room.evicted.len() as u64);
         self.metrics.demotions.inc_by(room.changed.len() as u64);
         self.metrics.trims.inc_by(room.cuts.iter().filter(|cut| cut.layers > 0).count() as u64);
-        tracing::trace!(
-            host = count(&room.cuts, Level::Host),
-            disk = count(&room.cuts, Level::Disk),
-            object = count(&room.cuts, Level::Object),
-            "making room"
-        );
         if !room.is_empty() {
             self.news.notify_one();
         }
@@ -103,6 +97,13 @@ impl BlockService {
             };
             let mut state = self.state();
             match done {
+                // No memory for a copy of the layers that should stay: then all of them go.
+                Ok(false) if cut.level == Level::Host => {
+                    self.tiers.host.remove(&cut.key);
+                    state.holdings.cut_done(&cut);
+                    let room = state.holdings.lost(&cut.key, cut.level);
+                    state.apply(&room, self.now());
+                }
                 // Where it was not there any more, rotten and moved aside, there is nothing left to free.
                 Ok(_) => state.holdings.cut_done(&cut),
                 Err(error) => {

@@ -33,6 +33,7 @@ pub(crate) struct BlockMetrics {
     pub(crate) transcodes: Counter,
     pub(crate) transcode_hits: Counter,
     pub(crate) buffers: Gauge,
+    pub(crate) disk_only: Gauge,
     pub(crate) publish_failures: Counter,
 }
 
@@ -68,6 +69,7 @@ impl BlockMetrics {
                 "buffer_octets",
                 "Octets of memory of blocks that are held, coming in or being sent",
             ),
+            disk_only: gauge("disk_only_octets", "Octets on disk of blocks that no other tier has whole"),
             publish_failures: counter("publish_failures", "Records that the index did not take"),
         }
     }

@@ -93,6 +93,8 @@ pub struct BlockService {
     pub(crate) computing: Arc<Semaphore>,
     /// Wakes the publisher.
     pub(crate) news: Notify,
+    /// Wakes who copies cold blocks.
+    pub(crate) arrivals: Notify,
     pub(crate) tiers: Arc<Tiers>,
     /// Promotions asked for.
     pub(crate) lifts: (mpsc::Sender<Lift>, tokio::sync::Mutex<mpsc::Receiver<Lift>>),
@@ -119,7 +121,7 @@ impl BlockService {
         role: &str,
         deps: BlocksDeps,
     ) -> Result<Arc<Self>, StoreError> {
-        let stores = Stores::open(&config).await?;
+        let stores = Stores::open(&config, &base).await?;
         Self::open_on(config, stores, base, role, deps).await
     }
 
@@ -142,7 +144,10 @@ impl BlockService {
             metrics.quarantined.inc_by(disk.quarantined());
         }
         let buffers = Arena::new(config.host_octets.saturating_add(config.ingest_octets));
-        let tiers = Arc::new(Tiers { host: MemoryStore::new(), below: stores });
+        if let Some(disk) = &stores.disk {
+            disk.use_buffers(buffers.clone());
+        }
+        let tiers = Arc::new(Tiers { host: MemoryStore::on(buffers.clone()), below: stores });
         let mut state = State::new(&config, tiers.clone(), epoch)
             .map_err(|error| StoreError::Unusable(error.to_string()))?;
         adopt(&mut state, &tiers, deps.clock.now()).await?;
@@ -173,6 +178,7 @@ impl BlockService {
             ingest: Arc::new(Semaphore::new(budget.min(Semaphore::MAX_PERMITS))),
             computing: Arc::new(Semaphore::new(MAX_COMPUTING)),
             news: Notify::new(),
+            arrivals: Notify::new(),
             tiers,
             lifts: (lift, tokio::sync::Mutex::new(lifts)),
             state: Mutex::new(state),
@@ -247,6 +253,7 @@ impl BlockService {
         }
         self.metrics.leases.set(gauge(state.holdings.leases().len() as u64));
         self.metrics.leased_octets.set(gauge(state.holdings.leases().octets()));
+        self.metrics.disk_only.set(gauge(state.holdings.disk_only_octets()));
         self.metrics.buffers.set(gauge(self.buffers.used()));
     }
 

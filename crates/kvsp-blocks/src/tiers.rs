@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use kvsp_core::tier::{Block, Level};
 use kvsp_proto::id::ScopeId;
-use kvsp_store::{BlockMeta, BlockStore, DiskConfig, DiskStore, MemoryStore, StoreError};
+use kvsp_proto::uri::BaseUri;
+use kvsp_store::{
+    BlockMeta, BlockStore, DiskConfig, DiskStore, MemoryStore, ObjectConfig, ObjectStore, StoreError,
+};
 
-use crate::config::BlocksConfig;
+use crate::config::{BlocksConfig, ObjectTier};
 
 /// The stores of the tiers below host memory.
 #[derive(Debug, Clone, Default)]
@@ -18,17 +21,33 @@ pub struct Stores {
 }
 
 impl Stores {
-    /// Opens what the configuration names.
+    /// Opens what the configuration names, for the holder at `base`.
     ///
     /// # Errors
     /// A tier cannot be used.
-    pub async fn open(config: &BlocksConfig) -> Result<Self, StoreError> {
+    pub async fn open(config: &BlocksConfig, base: &BaseUri) -> Result<Self, StoreError> {
         let mut stores = Self::default();
         if let Some(tier) = &config.disk {
             let config = DiskConfig { dir: tier.dir.clone(), quarantine_octets: tier.quarantine_octets() };
             stores.disk = Some(Arc::new(DiskStore::open(config).await?));
         }
+        if let Some(tier) = &config.object {
+            stores.object = Some(Arc::new(ObjectStore::open(tier.store(base)).await?));
+        }
         Ok(stores)
+    }
+}
+
+impl ObjectTier {
+    fn store(&self, base: &BaseUri) -> ObjectConfig {
+        ObjectConfig {
+            endpoint: self.endpoint.clone(),
+            region: self.region.clone(),
+            path_style: self.path_style,
+            credentials_file: self.credentials_file.clone(),
+            quarantine_octets: self.quarantine_octets(),
+            ..ObjectConfig::new(self.url.clone(), self.owner.as_deref().unwrap_or(base.as_str()))
+        }
     }
 }
 

@@ -1,10 +1,10 @@
-//! The Holder service: keeps blocks in host memory and on disk, serves them, and publishes them (draft
+//! The Holder service: keeps blocks in host memory, on disk and in an object store, serves them, and publishes them (draft
 //! sections 6.1, 6.6 and 6.7).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvsp_blocks::{BlockService, BlocksConfig, BlocksDeps, EXTENSIONS};
+use kvsp_blocks::{BlockService, BlocksConfig, BlocksDeps, EXTENSIONS, Stores};
 use kvsp_net::service::{Bound, ServeError, ServiceFacts};
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
@@ -21,8 +21,24 @@ pub struct HolderConfig {
 /// replica. `ready` is called once blocks of an earlier process are taken up and requests are answered.
 ///
 /// # Errors
-/// The disk tier cannot be used, or a listener broke.
+/// A tier cannot be used, or a listener broke.
 pub async fn serve(
+    config: HolderConfig,
+    bound: Bound,
+    deps: BlocksDeps,
+    ready: impl FnOnce() + Send,
+    stop: CancellationToken,
+) -> Result<(), ServeError> {
+    let stores = Stores::open(&config.blocks, &bound.base()).await.map_err(ServeError::setup)?;
+    serve_on(stores, config, bound, deps, ready, stop).await
+}
+
+/// The same with the stores of the tiers opened already.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn serve_on(
+    stores: Stores,
     config: HolderConfig,
     bound: Bound,
     deps: BlocksDeps,
@@ -31,8 +47,8 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let metrics = deps.metrics.clone();
     let limits = config.blocks.limits;
-    let service =
-        BlockService::open(config.blocks, bound.base(), "holder", deps).await.map_err(ServeError::setup)?;
+    let service = BlockService::open_on(config.blocks, stores, bound.base(), "holder", deps).await;
+    let service = service.map_err(ServeError::setup)?;
     let facts = ServiceFacts { roles: vec!["holder"], extensions: EXTENSIONS.to_vec(), limits };
     // Replicas are withdrawn first: a client that asks the index then is not sent to a closing door.
     let publisher = tokio::spawn(service.clone().run(stop.clone()));

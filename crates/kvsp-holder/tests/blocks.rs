@@ -251,7 +251,7 @@ async fn a_delete_is_idempotent() {
 
 #[tokio::test]
 async fn the_least_recently_used_block_makes_room_and_a_larger_one_than_all_does_not_fit() {
-    let holder = Holder::start(kvsp_blocks::BlocksConfig { host_octets: 20_000, ..config() }).await;
+    let holder = Holder::start(kvsp_blocks::BlocksConfig { host_octets: 27_000, ..config() }).await;
     for n in 1..=3 {
         assert_eq!(holder.put(&path(n), container(n, 1, 2500).bytes()).await.status, 201);
     }
@@ -259,7 +259,7 @@ async fn the_least_recently_used_block_makes_room_and_a_larger_one_than_all_does
     assert_eq!(holder.put(&path(4), container(4, 1, 2500).bytes()).await.status, 201);
     assert_problem(&holder.get(&path(2)).await, 404, "kvsp-block-not-found");
     assert_eq!(holder.get(&path(1)).await.status, 200);
-    assert_problem(&holder.put(&path(5), container(5, 1, 10_000).bytes()).await, 507, "kvsp-storage-full");
+    assert_problem(&holder.put(&path(5), container(5, 1, 15_000).bytes()).await, 507, "kvsp-storage-full");
     assert_eq!(holder.get(&path(1)).await.status, 200);
     let metrics = holder.metrics().await;
     assert!(metrics.contains("kvsp_holder_evictions_total 1\n"), "{metrics}");

@@ -140,3 +140,30 @@ async fn what_an_earlier_process_may_have_leased_is_not_evicted() {
     assert_problem(&holder.get(&path(1)).await, 404, "kvsp-block-not-found");
     holder.stop().await;
 }
+
+/// `KVSP_SOAK_OPS` makes it ten thousand blocks; then what it prints is worth reading.
+#[tokio::test]
+async fn a_restart_with_many_blocks_serves_them_all() {
+    let count: u32 = std::env::var("KVSP_SOAK_OPS").map_or(200, |text| text.parse::<u32>().unwrap() / 10);
+    let dir = TempDir::new().unwrap();
+    let at = |n: u32| {
+        let mut name = [0; 32];
+        name[..4].copy_from_slice(&n.to_be_bytes().map(|octet| octet.rotate_left(3)));
+        kvsp_proto::path::block(COMPAT, SCOPE, kvsp_proto::id::BlockKey(name))
+    };
+    let holder = Holder::start(on_disk(dir.path(), 4 << 30)).await;
+    let block = container(7, 32, 100);
+    let mut connection = holder.connect().await;
+    let headers = [("content-type", support::BLOCK), ("if-none-match", "*")];
+    for n in 0..count {
+        assert_eq!(connection.send("PUT", &at(n), &headers, block.bytes()).await.status, 201);
+    }
+    drop(connection);
+    holder.stop().await;
+    let begin = std::time::Instant::now();
+    let holder = Holder::start(on_disk(dir.path(), 4 << 30)).await;
+    assert_eq!(holder.get(&at(count - 1)).await.body, block.bytes());
+    eprintln!("{count} blocks: the first GET is answered after {:?}", begin.elapsed());
+    assert_eq!(holder.metric("blocks").await, u64::from(count));
+    holder.stop().await;
+}

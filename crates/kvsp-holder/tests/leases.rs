@@ -69,7 +69,7 @@ async fn a_lease_is_created_read_renewed_and_released() {
 
 #[tokio::test]
 async fn a_lease_ends_by_the_monotonic_clock_and_protects_until_then() {
-    let blocks = BlocksConfig { host_octets: 20_000, lease_quota_octets: Some(u64::MAX), ..config() };
+    let blocks = BlocksConfig { host_octets: 27_000, lease_quota_octets: Some(u64::MAX), ..config() };
     let (holder, clock) = holding(&[1, 2, 3], blocks).await;
     let made = holder.json("POST", "leases", &ask(&[1], 1000)).await;
     assert_eq!(made.status, 201);
@@ -92,10 +92,10 @@ async fn a_lease_ends_by_the_monotonic_clock_and_protects_until_then() {
 
 #[tokio::test]
 async fn a_put_that_only_leased_blocks_could_make_room_for_is_refused() {
-    let blocks = BlocksConfig { host_octets: 12_000, lease_quota_octets: Some(u64::MAX), ..config() };
+    let blocks = BlocksConfig { host_octets: 18_000, lease_quota_octets: Some(u64::MAX), ..config() };
     let (holder, clock) = holding(&[1], blocks).await;
     assert_eq!(holder.json("POST", "leases", &ask(&[1], 1000)).await.status, 201);
-    let large = container(2, 1, 4000);
+    let large = container(2, 1, 5000);
     assert_problem(&holder.put(&path(2), large.bytes()).await, 507, "kvsp-storage-full");
     clock.advance(Duration::from_secs(1));
     assert_eq!(holder.put(&path(2), large.bytes()).await.status, 201);
@@ -104,7 +104,7 @@ async fn a_put_that_only_leased_blocks_could_make_room_for_is_refused() {
 
 #[tokio::test]
 async fn quotas_are_of_octets() {
-    let blocks = BlocksConfig { lease_quota_octets: Some(12_000), ..config() };
+    let blocks = BlocksConfig { lease_quota_octets: Some(18_000), ..config() };
     let (holder, _clock) = holding(&[1, 2, 3], blocks).await;
     let first = holder.json("POST", "leases", &ask(&[1, 2], 2500)).await;
     assert_eq!(first.status, 201);
@@ -117,7 +117,7 @@ async fn quotas_are_of_octets() {
     holder.stop().await;
 
     // All leases together cover at most half of the tier.
-    let blocks = BlocksConfig { host_octets: 22_000, lease_quota_octets: Some(u64::MAX), ..config() };
+    let blocks = BlocksConfig { host_octets: 27_000, lease_quota_octets: Some(u64::MAX), ..config() };
     let (holder, _clock) = holding(&[1, 2, 3], blocks).await;
     assert_eq!(holder.json("POST", "leases", &ask(&[1], 1000)).await.status, 201);
     let refused = holder.json("POST", "leases", &ask(&[2, 3], 1000)).await;
@@ -217,7 +217,7 @@ async fn what_a_principal_may_do_is_judged_first() {
 
 #[tokio::test]
 async fn leases_and_their_keys_belong_to_their_principal() {
-    let blocks = BlocksConfig { lease_quota_octets: Some(12_000), ..config() };
+    let blocks = BlocksConfig { lease_quota_octets: Some(18_000), ..config() };
     let holder = Holder::start_with(blocks, Arc::new(ManualClock::default()), Arc::new(Named)).await;
     for n in 1..=3 {
         let headers = [

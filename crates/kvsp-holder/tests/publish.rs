@@ -121,7 +121,7 @@ async fn a_block_is_published_truly_and_withdrawn() {
 async fn an_evicted_block_is_withdrawn_and_a_demoted_one_says_so() {
     let index = Index::start().await;
     let holder =
-        Holder::start(published(&index.base, BlocksConfig { host_octets: 12_000, ..config() })).await;
+        Holder::start(published(&index.base, BlocksConfig { host_octets: 18_000, ..config() })).await;
     for n in 1..=2 {
         holder.put(&path(n), container(n, 1, 2500).bytes()).await;
         index.present(n).await;
@@ -132,7 +132,7 @@ async fn an_evicted_block_is_withdrawn_and_a_demoted_one_says_so() {
     holder.stop().await;
 
     let dir = tempfile::TempDir::new().unwrap();
-    let mut blocks = BlocksConfig { host_octets: 6000, ..on_disk(dir.path(), 1 << 20) };
+    let mut blocks = BlocksConfig { host_octets: 9000, ..on_disk(dir.path(), 1 << 20) };
     blocks.disk.as_mut().unwrap().read_mbit_per_s = Some(8000.0);
     let holder = Holder::start(published(&index.base, blocks)).await;
     let tier = |wanted: Tier| {
@@ -146,6 +146,34 @@ async fn an_evicted_block_is_withdrawn_and_a_demoted_one_says_so() {
     holder.get(&path(4)).await;
     index.until(4, tier(Tier::Host)).await;
     index.until(5, tier(Tier::Disk)).await;
+    holder.stop().await;
+    index.stop().await;
+}
+
+#[tokio::test]
+async fn residency_is_told_by_layer_range() {
+    let index = Index::start().await;
+    let dir = tempfile::TempDir::new().unwrap();
+    let blocks = BlocksConfig { host_octets: 14_000, ..on_disk(dir.path(), 1 << 20) };
+    let holder = Holder::start(published(&index.base, blocks)).await;
+    let spans = |wanted: &'static [(Tier, u32, u32)]| {
+        move |record: Option<&ReplicaRecord>| {
+            let spans = |record: &ReplicaRecord| -> Vec<_> {
+                record.residency.iter().map(|r| (r.tier, r.layers.0, r.layers.1)).collect()
+            };
+            record.is_some_and(|record| spans(record) == wanted)
+        }
+    };
+    for n in 1..=2 {
+        holder.put(&path(n), container(n, 4, 1000).bytes()).await;
+    }
+    index.until(1, spans(&[(Tier::Host, 0, 1), (Tier::Disk, 2, 3)])).await;
+    index.until(2, spans(&[(Tier::Host, 0, 3)])).await;
+    assert_eq!(holder.get(&format!("{}?layers=1-3", path(1))).await.status, 200);
+    index.until(1, spans(&[(Tier::Host, 0, 3)])).await;
+    // Both copies of what is read take room for a moment, so all of the other one goes.
+    index.until(2, spans(&[(Tier::Disk, 0, 3)])).await;
+    assert_eq!(holder.get(&path(2)).await.body, container(2, 4, 1000).bytes());
     holder.stop().await;
     index.stop().await;
 }

@@ -216,6 +216,12 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
         self.shelves[level].as_ref().map_or((0, 0), |shelf| (shelf.used(), shelf.capacity()))
     }
 
+    /// Octets of the disk that could not be freed without losing a block.
+    #[must_use]
+    pub fn disk_only_octets(&self) -> u64 {
+        self.octets(Level::Disk).0.saturating_sub(self.covered)
+    }
+
     /// Blocks that are visible.
     #[must_use]
     pub const fn len(&self) -> usize {

@@ -2,14 +2,15 @@
 #![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::TokioIo;
-use kvsp_blocks::{BlocksConfig, BlocksDeps, DiskTier};
+use kvsp_blocks::{BlocksConfig, BlocksDeps, DiskTier, Stores};
 use kvsp_client::{Client, ClientConfig};
-use kvsp_holder::{HolderConfig, serve};
+use kvsp_holder::{HolderConfig, serve, serve_on};
 use kvsp_net::auth::{Authenticator, Development};
 use kvsp_net::clock::{Clock, ManualClock, SystemClock};
 use kvsp_net::metrics::Metrics;
@@ -48,6 +49,15 @@ pub fn on_disk(dir: &std::path::Path, octets: u64) -> BlocksConfig {
     }
 }
 
+pub fn deps(clock: Arc<dyn Clock>) -> BlocksDeps {
+    BlocksDeps {
+        client: Client::new(ClientConfig::default()),
+        clock,
+        random: Arc::new(SeededRandom::new(7)),
+        metrics: Metrics::new(),
+    }
+}
+
 impl Holder {
     pub async fn start(blocks: BlocksConfig) -> Self {
         Self::start_with(blocks, Arc::new(SystemClock::new()), Arc::new(Development::new())).await
@@ -63,17 +73,33 @@ impl Holder {
         clock: Arc<dyn Clock>,
         authenticator: Arc<dyn Authenticator>,
     ) -> Self {
+        Self::serve(None, blocks, clock, authenticator).await
+    }
+
+    /// On stores that are open already.
+    pub async fn start_on(stores: Stores, blocks: BlocksConfig) -> Self {
+        let (clock, callers) = (Arc::new(SystemClock::new()), Arc::new(Development::new()));
+        Self::serve(Some(stores), blocks, clock, callers).await
+    }
+
+    async fn serve(
+        stores: Option<Stores>,
+        blocks: BlocksConfig,
+        clock: Arc<dyn Clock>,
+        authenticator: Arc<dyn Authenticator>,
+    ) -> Self {
         let bound = Service::bind(ServiceConfig::default(), authenticator).await.unwrap();
         let (base, admin, stop) = (bound.base(), bound.admin(), CancellationToken::new());
-        let deps = BlocksDeps {
-            client: Client::new(ClientConfig::default()),
-            clock,
-            random: Arc::new(SeededRandom::new(7)),
-            metrics: Metrics::new(),
-        };
+        let deps = deps(clock);
         let (ready, is_ready) = tokio::sync::oneshot::channel();
         let config = HolderConfig { blocks };
-        let task = tokio::spawn(serve(config, bound, deps, move || ready.send(()).unwrap(), stop.clone()));
+        let (stopped, ready) = (stop.clone(), move || ready.send(()).unwrap());
+        let task = tokio::spawn(async move {
+            match stores {
+                Some(stores) => serve_on(stores, config, bound, deps, ready, stopped).await,
+                None => serve(config, bound, deps, ready, stopped).await,
+            }
+        });
         is_ready.await.unwrap();
         Self { base, admin, stop, task }
     }
@@ -101,6 +127,24 @@ impl Holder {
 
     pub async fn json(&self, method: &str, path: &str, body: &Value) -> Answer {
         self.send(method, path, &[("content-type", JSON)], body.to_string().as_bytes()).await
+    }
+
+    /// Waits until a metric, its labels included, has a value.
+    pub async fn until(&self, metric: &str, wanted: impl Fn(u64) -> bool) {
+        let reached = tokio::time::timeout(Duration::from_secs(20), async {
+            while !wanted(self.metric(metric).await) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        if reached.await.is_err() {
+            panic!("{metric} is {}", self.metric(metric).await);
+        }
+    }
+
+    pub async fn metric(&self, metric: &str) -> u64 {
+        let text = self.metrics().await;
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("kvsp_holder_{metric} ")));
+        line.unwrap_or_else(|| panic!("no {metric} in {text}")).parse().unwrap()
     }
 
     pub async fn metrics(&self) -> String {

@@ -182,7 +182,7 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
             self.demoting = true;
         }
         let coming = self.copies.values().fold(0_u64, |sum, octets| sum.saturating_add(*octets));
-        let bare = used.saturating_sub(self.covered).saturating_sub(coming);
+        let bare = self.disk_only_octets().saturating_sub(coming);
         if bare <= self.mark(self.watermarks.low) {
             self.demoting = false;
         }
