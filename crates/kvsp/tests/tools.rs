@@ -19,6 +19,7 @@ use kvsp_proto::uri::BaseUri;
 use kvsp_testkit::{Behaviour, Geometry, Hostile, Prefix, Running, run};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Command;
 
 async fn kvsp(args: &[&str]) -> Output {
@@ -230,6 +231,36 @@ async fn a_lookup_tells_how_much_is_there() {
     assert_eq!(asked(&[&space[..], &["--keys", &file]].concat()).await.0, 1);
     assert_eq!(asked(&space).await.0, 2, "no keys");
     assert_eq!(asked(&[&space[..], &["AB"]].concat()).await.0, 2, "not a key");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_of_an_index_are_followed_a_line_each() {
+    let (case, index) = (Case::new(5), index().await);
+    let holder: BaseUri = "http://127.0.0.1:9/kvsp/".parse().unwrap();
+    // A cursor of no life of this index: what may have been missed is told first, so the stream stands.
+    let never = "0000000000000000-0";
+    let args = ["events", "--index", index.base.as_str(), "--after", never, "--scope", &case.scope];
+    let mut follower = Command::new(env!("CARGO_BIN_EXE_kvsp"))
+        .args(args)
+        .args(["--count", "4", "--json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines();
+    let mut next =
+        async || -> Value { serde_json::from_str(&lines.next_line().await.unwrap().unwrap()).unwrap() };
+    assert_eq!(next().await["event"], "resync");
+    case.publish(&index.base, &holder).await;
+    for key in &case.keys {
+        let line = next().await;
+        assert_eq!((&line["event"], &line["block_key"]), (&json!("publish"), &json!(key)));
+        assert_eq!((&line["holder"], &line["scope_id"]), (&json!(holder), &json!(case.scope)));
+        assert!(line["cursor"].is_string());
+    }
+    assert_eq!(follower.wait().await.unwrap().code(), Some(0), "that was the count");
+    assert_eq!(status(&["events", "--index", &nobody()]).await, 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,7 @@
-//! The commands that talk to services: `put`, `get`, `lookup` and `status` (profile section 10).
+//! The commands that talk to services: `put`, `get`, `lookup`, `status` and `events` (profile section 10).
 
 mod error;
+mod events;
 mod get;
 mod lookup;
 mod output;
@@ -28,6 +29,8 @@ pub(crate) enum ClientCommand {
     Lookup(lookup::LookupArgs),
     /// Show what a service is, or the state of instances.
     Status(status::StatusArgs),
+    /// Follow the changes of an Index Service.
+    Events(events::EventsArgs),
 }
 
 /// A result in its two forms.
@@ -52,7 +55,7 @@ impl ClientCommand {
     /// Runs the command: the result on stdout, as JSON where asked for, an error as one line on stderr. Exit
     /// status: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 verification failed, 5 miss.
     pub(crate) fn run(self, json: bool) -> ExitCode {
-        match self.answer().and_then(|answer| answer.print(json).map(|()| answer.miss)) {
+        match self.printed(json) {
             Ok(false) => ExitCode::SUCCESS,
             Ok(true) => ExitCode::from(error::MISS),
             Err(error) => {
@@ -62,17 +65,20 @@ impl ClientCommand {
         }
     }
 
-    fn answer(self) -> Result<Answer, CommandError> {
+    /// Whether what was looked for is not there.
+    fn printed(self, json: bool) -> Result<bool, CommandError> {
         // One request after the other: more threads would wait with this one.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(CommandError::Runtime)?;
         runtime.block_on(async {
-            match self {
+            let answer = match self {
                 Self::Put(args) => args.answer().await,
                 Self::Get(args) => args.answer().await,
                 Self::Lookup(args) => args.answer().await,
                 Self::Status(args) => args.answer().await,
-            }
+                Self::Events(args) => return args.follow(json).await.map(|()| false),
+            }?;
+            answer.print(json).map(|()| answer.miss)
         })
     }
 }

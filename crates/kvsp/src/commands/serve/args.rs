@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use kvsp_blocks::DiskTier;
 use kvsp_proto::uri::BaseUri;
 
 use super::StartError;
+use super::tiers::TierArgs;
 use crate::config::FileConfig;
 use crate::octets::Octets;
 
@@ -31,7 +31,7 @@ pub(crate) enum RoleName {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kvsp serve all --model tiny
-  kvsp serve index --listen 127.0.0.1:7701
+  kvsp serve index --listen 127.0.0.1:7701 --snapshot index.snapshot
   kvsp serve holder --index http://127.0.0.1:7701/kvsp/ --disk-dir blocks --disk-octets 64GiB
   kvsp serve instance --model model.gguf --name org/model --scope-key scope.key \\
       --index http://127.0.0.1:7701/kvsp/ --controller http://127.0.0.1:7703/kvsp/")]
@@ -64,15 +64,11 @@ pub(crate) struct ServeArgs {
     /// The holder that gets a copy of every block that an instance computes.
     #[arg(long, value_name = "URI", env = "KVSP_HOLDER")]
     holder: Option<BaseUri>,
-    /// Host memory for blocks.
-    #[arg(long, value_name = "SIZE", env = "KVSP_HOST_OCTETS")]
-    host_octets: Option<Octets>,
-    /// Directory of the disk tier; absent for none.
-    #[arg(long, value_name = "DIR", env = "KVSP_DISK_DIR")]
-    disk_dir: Option<PathBuf>,
-    /// Octets of the disk tier.
-    #[arg(long, value_name = "SIZE", env = "KVSP_DISK_OCTETS")]
-    disk_octets: Option<Octets>,
+    #[command(flatten)]
+    tiers: TierArgs,
+    /// File in which an index keeps its records, so that it answers at once after a restart; absent for none.
+    #[arg(long, value_name = "FILE", env = "KVSP_SNAPSHOT")]
+    snapshot: Option<PathBuf>,
     /// The model of an instance or gateway: a Hugging Face folder, a GGUF file, or `tiny`.
     #[arg(long, value_name = "PATH|tiny", env = "KVSP_MODEL")]
     model: Option<String>,
@@ -124,6 +120,7 @@ impl ServeArgs {
         for name in [&mut config.instance.served_name, &mut config.gateway.served_name] {
             *name = self.served_name.clone().or(name.take());
         }
+        config.index.snapshot_path = self.snapshot.clone().or(config.index.snapshot_path.take());
         self.merge_tiers(&mut config)?;
         self.merge_model(&mut config);
         Ok(config)
@@ -131,30 +128,10 @@ impl ServeArgs {
 
     /// The tier flags are those of the one role that has tiers; `all` gives them to its holder.
     fn merge_tiers(&self, config: &mut FileConfig) -> Result<(), StartError> {
-        let blocks = match self.role {
+        self.tiers.merge(match self.role {
             RoleName::Instance => &mut config.instance_blocks,
             _ => &mut config.holder,
-        };
-        if let Some(Octets(octets)) = self.host_octets {
-            blocks.host_octets = octets;
-        }
-        match (&self.disk_dir, self.disk_octets) {
-            (Some(dir), Some(Octets(octets))) => {
-                let read_mbit_per_s = blocks.disk.as_ref().and_then(|disk| disk.read_mbit_per_s);
-                blocks.disk = Some(DiskTier { dir: dir.clone(), octets, read_mbit_per_s });
-            }
-            (None, None) => {}
-            (Some(_), None) => {
-                return Err(StartError::Usage(
-                    "--disk-dir needs --disk-octets: the tier has a hard cap".into(),
-                ));
-            }
-            (None, Some(Octets(octets))) => match &mut blocks.disk {
-                Some(disk) => disk.octets = octets,
-                None => return Err(StartError::Usage("--disk-octets needs --disk-dir".into())),
-            },
-        }
-        Ok(())
+        })
     }
 
     fn merge_model(&self, config: &mut FileConfig) {
