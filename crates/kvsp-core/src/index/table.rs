@@ -187,10 +187,6 @@ impl Part {
         ((u64::from(tag) * self.homes as u64) >> 32) as usize
     }
 
-    fn home(&self, tag: u32) -> Option<&Bucket> {
-        self.buckets.get(self.home_of(tag))
-    }
-
     /// The blocks of a tag: almost always one at most.
     fn candidates(&self, tag: u32) -> impl Iterator<Item = BlockId> {
         let mut buckets = self.buckets.get(self.home_of(tag)..).unwrap_or_default().iter();
