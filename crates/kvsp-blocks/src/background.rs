@@ -2,7 +2,7 @@
 //! keeping its counters true.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvsp_core::tier::Level;
 use kvsp_proto::container::{Container, LayerRange};
@@ -16,6 +16,8 @@ use crate::state::Seen;
 
 /// How often leases are ended that nobody asks for, refused cuts tried again, and cold blocks looked for.
 const PERIOD: Duration = Duration::from_millis(250);
+/// How long nothing is copied to an object store that did not take a block: it may be full or away.
+const COPY_PAUSE: Duration = Duration::from_secs(2);
 /// Promotions that wait at most; more are forgotten, and the next read asks for them again.
 pub(crate) const MAX_LIFTS: usize = 256;
 
@@ -92,15 +94,22 @@ impl BlockService {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut copies = JoinSet::new();
+        let mut held_until = Instant::now();
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,
                 _ = ticks.tick() => {}
                 () = self.arrivals.notified() => {}
-                Some(_) = copies.join_next() => {}
+                Some(copied) = copies.join_next() => {
+                    if !matches!(copied, Ok(true)) {
+                        held_until = Instant::now() + COPY_PAUSE;
+                    }
+                }
             }
             self.free_refused().await;
-            self.begin_copies(&mut copies).await;
+            if Instant::now() >= held_until {
+                self.begin_copies(&mut copies).await;
+            }
             let mut state = self.state();
             state.holdings.expire(self.now());
             self.measure(&state);
@@ -122,7 +131,7 @@ impl BlockService {
         let _ = self.make_room(room).await;
     }
 
-    async fn begin_copies(self: &Arc<Self>, copies: &mut JoinSet<()>) {
+    async fn begin_copies(self: &Arc<Self>, copies: &mut JoinSet<bool>) {
         loop {
             let next = {
                 let mut state = self.state();
@@ -140,11 +149,12 @@ impl BlockService {
                     Ok(()) if ready => service.copy(&name, Level::Disk, Level::Object).await,
                     _ => Ok(false),
                 };
-                match service.end_copy(&name, Level::Object, written).await {
-                    Ok(true) => _ = service.metrics.copies.inc(),
-                    Ok(false) => {}
-                    Err(error) => tracing::warn!(block = ?name, %error, "a cold block could not be copied"),
-                }
+                let ended = service.end_copy(&name, Level::Object, written).await;
+                let copied = ended.inspect_err(
+                    |error| tracing::warn!(block = ?name, %error, "a cold block could not be copied"),
+                );
+                service.metrics.copies.inc_by(u64::from(matches!(copied, Ok(true))));
+                matches!(copied, Ok(true))
             });
         }
     }
