@@ -95,7 +95,9 @@ pub type Map = HashMap<BlockKey, u64, BuildHasherDefault<Identity>>;
 
 impl Contestant for Map {
     fn look_up(&self, keys: &[BlockKey], _: &[LocalBlockHash]) -> usize {
-        keys.iter().take_while(|key| self.get(*key).is_some_and(|&deadline| deadline > NOW.as_micros())).count()
+        keys.iter()
+            .take_while(|key| self.get(*key).is_some_and(|&deadline| deadline > NOW.as_micros()))
+            .count()
     }
 }
 

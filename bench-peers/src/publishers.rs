@@ -94,7 +94,9 @@ fn publish(
         drop(index);
         published.fetch_add(ITEMS_A_LOCK as u64, Ordering::AcqRel);
         if let Some(rate) = rate {
-            std::thread::sleep(Duration::from_secs_f64(ITEMS_A_LOCK as f64 * PUBLISHERS as f64 / rate as f64));
+            std::thread::sleep(Duration::from_secs_f64(
+                ITEMS_A_LOCK as f64 * PUBLISHERS as f64 / rate as f64,
+            ));
         }
     }
 }
