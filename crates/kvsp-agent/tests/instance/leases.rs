@@ -78,11 +78,12 @@ async fn a_holder_does_not_evict_what_is_being_loaded() {
     let tokens = prompt(1, 64);
     a.ask(&Ask::new(&tokens, 1)).await;
     let prefix = a.prefix(&tokens).await;
-    let size = prefix.containers[0].size();
+    // A block of host memory takes whole pages, and some octets for the tables around it.
+    let size = prefix.containers[0].size().next_multiple_of(4096) + 1024;
     let open = Arc::new(Semaphore::new(0));
     // Room for twenty blocks: the four that are being loaded, within what one principal may lease, and others.
     let holder =
-        Holder::start(&index, 20 * size + 1024, async |own| Some(wire(own, 6000, open.clone()).await)).await;
+        Holder::start(&index, 20 * size, async |own| Some(wire(own, 6000, open.clone()).await)).await;
     let put = async |key, container: &kvsp_proto::container::Container| {
         let octets = container.bytes().clone();
         client().put_block(&holder.base, a.compat(), scope(), key, octets).await.unwrap();
