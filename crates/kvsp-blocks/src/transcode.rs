@@ -75,9 +75,7 @@ impl TranscodeCache {
 
 impl Kept {
     fn slot(&mut self, name: ReprName) -> Arc<OnceCell<Representation>> {
-        if !self.slots.contains_key(&name) {
-            self.slots.insert(name, Slot { cell: Arc::default(), stamp: 0, octets: 0 });
-        }
+        self.slots.entry(name).or_insert_with(|| Slot { cell: Arc::default(), stamp: 0, octets: 0 });
         self.touch(&name);
         self.slots.get(&name).map(|slot| slot.cell.clone()).unwrap_or_default()
     }

@@ -93,7 +93,7 @@ impl Driver {
         let keys: Vec<u32> = (key..key + u32::from(c) % 4).collect();
         match kind % 24 {
             0..=3 => {
-                self.begin(key, Unit { scope: a % 3, layers: 1 + u32::from(b) % 5, unit: u64::from(c) % 14 })
+                self.begin(key, Unit { scope: a % 3, layers: 1 + u32::from(b) % 5, unit: u64::from(c) % 14 });
             }
             4..=11 => self.progress(usize::from(a), b % 10 != 0, e % 12 == 0),
             12 => self.remove(key),

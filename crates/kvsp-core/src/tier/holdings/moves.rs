@@ -192,7 +192,7 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
         let is_bare = |key: &K| {
             let whole =
                 |entry: &&Entry<K, B>| entry.is_whole_at(Level::Disk) && !entry.is_whole_at(Level::Object);
-            self.here(key).filter(whole).is_some_and(|entry| entry.moves_nowhere())
+            self.here(key).filter(whole).is_some_and(Entry::moves_nowhere)
         };
         let key = self.shelves[Level::Disk].as_ref()?.order().take(COPY_WALK).find(is_bare)?;
         let entry = self.here(&key)?;
