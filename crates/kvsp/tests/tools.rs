@@ -140,25 +140,63 @@ fn nobody() -> String {
     format!("http://{}/kvsp/", listener.local_addr().unwrap())
 }
 
-#[tokio::test]
-async fn bench_measures_block_keys() {
-    let (status, report) = asked(&["bench", "block-keys", "--quick"]).await;
+/// The rows of each bench, by its name; every number is one, and in order.
+async fn benched(names: &[&str]) -> Vec<Vec<Value>> {
+    let (status, report) = asked(&[&["bench", "--quick"], names].concat()).await;
     assert_eq!(status, 0);
     assert!(report["machine"]["cores"].as_u64().unwrap() >= 1);
     assert!(!report["machine"]["cpu_model"].as_str().unwrap().is_empty());
     let benches = report["benches"].as_array().unwrap();
-    assert_eq!(benches.len(), 1);
-    assert_eq!(benches[0]["name"], "block-keys");
-    assert!(benches[0]["notes"].as_array().unwrap().iter().all(Value::is_string));
-    let rows = benches[0]["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 9, "chain, bare loop and ratio of three block sizes");
+    assert_eq!(benches.iter().map(|bench| &bench["name"]).collect::<Vec<_>>(), names);
+    let rows = benches.iter().map(|bench| {
+        assert!(bench["notes"].as_array().unwrap().iter().all(Value::is_string));
+        let rows = bench["rows"].as_array().unwrap().clone();
+        for row in &rows {
+            let number = |member: &str| row[member].as_f64().unwrap();
+            assert!(number("min") > 0.0 && number("min") <= number("value"), "{row}");
+            assert!(number("value") <= number("max") && number("max").is_finite(), "{row}");
+            if let Some(goal) = row.get("goal") {
+                let met = match (goal["at_least"].as_f64(), goal["at_most"].as_f64()) {
+                    (Some(least), None) => number("value") >= least,
+                    (None, Some(most)) => number("value") <= most,
+                    _ => panic!("{row}"),
+                };
+                assert_eq!(goal["met"], met, "{row}");
+            }
+        }
+        rows
+    });
+    rows.collect()
+}
+
+#[tokio::test]
+async fn bench_measures_block_keys() {
+    let rows = benched(&["block-keys"]).await.remove(0);
+    // Of three block sizes: one prompt, two together, two libraries; each of the ways by each library.
+    assert_eq!(rows.len(), 3 * (4 + 4));
     for row in rows {
-        let number = |member: &str| row[member].as_f64().unwrap();
-        assert!(number("min") > 0.0 && number("min") <= number("value"), "{row}");
-        assert!(number("value") <= number("max") && number("max").is_finite(), "{row}");
         assert!(["keys/s", "ratio"].contains(&row["unit"].as_str().unwrap()), "{row}");
     }
     assert_eq!(asked(&["bench", "nothing"]).await.0, 2);
+}
+
+#[tokio::test]
+async fn bench_measures_services_beside_limits_that_are_processes_of_their_own() {
+    let benches = benched(&["hash", "get", "put", "index-http"]).await;
+    // What the figures are is the machine's matter; that the goals have one each is not.
+    let goals = |bench: usize, name: &str| {
+        let rows = benches[bench].iter().filter(|row| row.get("goal").is_some());
+        rows.filter(|row| row["name"].as_str().unwrap().starts_with(name)).count()
+    };
+    assert_eq!(goals(1, "host verified / raw with two lanes"), 2, "by the clock and by CPU time");
+    assert_eq!(goals(1, "CPU of the holder, host tier"), 1);
+    assert_eq!(goals(1, "one connection, receive path"), 1);
+    assert_eq!(goals(1, "four connections, "), 3);
+    assert_eq!(goals(2, "PUT / raw with two lanes"), 2);
+    assert_eq!(goals(3, "CPU of full / (writing JSON"), 1);
+    assert_eq!(goals(3, "PUT of one record / hyper"), 1);
+    assert_eq!(goals(3, "batches of "), 2);
+    assert_eq!(goals(3, "p99 of a lookup"), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]

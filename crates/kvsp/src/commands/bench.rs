@@ -1,33 +1,50 @@
-//! `kvsp bench`: how fast the parts are on this machine, beside the limits of the machine itself, measured in
-//! the same run.
+//! `kvsp bench`: how fast the parts are on this machine, beside the limits of the machine itself and servers of
+//! others, measured in the same run.
 
 mod block_keys;
+mod blocks;
+mod child;
+mod contest;
+mod error;
 mod get;
-mod holder;
+mod goal;
+mod hash;
 mod index;
+mod index_http;
+mod limits;
 mod machine;
 mod measure;
-mod raw_copy;
+mod network;
+mod pin;
+mod programs;
+mod put;
 mod report;
 mod row;
+mod wire;
 
 use std::process::ExitCode;
 
-use kvsp_client::ClientError;
-use kvsp_net::service::{BindError, ServeError};
-
 use super::stdout;
+use error::BenchError;
+use limits::LimitName;
+use network::Network;
 use report::{Bench, Report};
 
 /// What can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum BenchName {
+    /// Digests of a container, in one pass and in two.
+    Hash,
     /// Block keys of a prompt, beside a bare loop over the same HMAC.
     BlockKeys,
     /// Lookups in a large index, and the memory of a replica.
     Lookup,
-    /// Verified retrieval over loopback, beside a raw copy and bare hashing.
+    /// Retrieval over loopback, beside a raw copy, hashing, and other servers.
     Get,
+    /// Storing over loopback, beside a raw copy and hashing.
+    Put,
+    /// Lookups and publishing over HTTP, beside the bare writing of the answer and Redis.
+    IndexHttp,
 }
 
 /// Measure the speed of the parts on this machine, beside limits measured in the same run.
@@ -37,7 +54,8 @@ enum BenchName {
   kvsp bench get --quick --json
 
 Every figure is a median with the lowest and highest of all rounds; what is compared is measured in turns, and
-a ratio is that of one round. GB is 10^9 octets.")]
+a ratio is that of one round. GB is 10^9 octets. Where a goal is beside a figure, it is information: it changes
+no exit status. nginx and redis-server are measured too where they are installed.")]
 pub(crate) struct BenchArgs {
     /// What to measure; without a name everything.
     #[arg(value_enum, value_name = "NAME")]
@@ -45,48 +63,26 @@ pub(crate) struct BenchArgs {
     /// Fewer and smaller rounds: a look, not a measurement.
     #[arg(long)]
     quick: bool,
-}
-
-/// Why a measurement could not be made.
-#[derive(Debug, thiserror::Error)]
-enum BenchError {
-    #[error("{what}: {source}")]
-    Io { what: &'static str, source: std::io::Error },
-    #[error("getrusage: {0}")]
-    Usage(nix::Error),
-    #[error(transparent)]
-    Client(#[from] ClientError),
-    #[error("the holder: {0}")]
-    Bind(#[from] BindError),
-    #[error("the holder: {0}")]
-    Serve(#[from] ServeError),
-    #[error("the generated block is not a container: {0}")]
-    Container(#[from] kvsp_proto::container::Malformed),
-    #[error("{0} ended before it should")]
-    Ended(&'static str),
-    #[error("{0}: the two ways do not agree")]
-    Differ(&'static str),
-}
-
-impl BenchError {
-    fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
-        move |source| Self::Io { what, source }
-    }
+    /// Serve a limit to another `kvsp bench` that started this one.
+    #[arg(long, hide = true, value_enum)]
+    limit: Option<LimitName>,
 }
 
 impl BenchArgs {
     /// Measure and print.
     pub(crate) fn run(mut self, json: bool) -> ExitCode {
         if self.names.is_empty() {
-            // In this order: what `get` leaves behind in the allocator would hide memory from `lookup`.
-            self.names = vec![BenchName::BlockKeys, BenchName::Lookup, BenchName::Get];
+            // In this order: what the others leave behind in the allocator would hide memory from `lookup`.
+            self.names = vec![
+                BenchName::Hash,
+                BenchName::BlockKeys,
+                BenchName::Lookup,
+                BenchName::Get,
+                BenchName::Put,
+                BenchName::IndexHttp,
+            ];
         }
-        let printed = self.measure().and_then(|report| {
-            let printed =
-                if json { stdout::print(&report.to_json()) } else { stdout::print(&report.to_text()) };
-            printed.map_err(BenchError::io("stdout"))
-        });
-        match printed {
+        match self.measure_and_print(json) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("kvsp bench: {error}");
@@ -95,16 +91,39 @@ impl BenchArgs {
         }
     }
 
+    fn measure_and_print(&self, json: bool) -> Result<(), BenchError> {
+        if let Some(limit) = self.limit {
+            crate::signals::die_with_parent(true).map_err(BenchError::io("the parent process"))?;
+            return limit.serve();
+        }
+        let report = self.measure()?;
+        let printed = if json { stdout::print(&report.to_json()) } else { stdout::print(&report.to_text()) };
+        printed.map_err(BenchError::io("stdout"))
+    }
+
     fn measure(&self) -> Result<Report, BenchError> {
         let mut report = Report::new(machine::Machine::this());
+        let network = Network::enter()?;
         for name in &self.names {
-            let bench: Bench = match name {
+            let mut bench: Bench = match name {
+                BenchName::Hash => hash::measure(self.quick)?,
                 BenchName::BlockKeys => block_keys::measure(self.quick)?,
-                BenchName::Get => get::measure(self.quick)?,
                 BenchName::Lookup => index::measure(self.quick)?,
+                BenchName::Get => get::measure(self.quick)?,
+                BenchName::Put => put::measure(self.quick)?,
+                BenchName::IndexHttp => index_http::measure(self.quick)?,
             };
+            if name.uses_network() {
+                bench.notes.push(network.note());
+            }
             report.add(bench);
         }
         Ok(report)
+    }
+}
+
+impl BenchName {
+    const fn uses_network(self) -> bool {
+        matches!(self, Self::Get | Self::Put | Self::IndexHttp)
     }
 }

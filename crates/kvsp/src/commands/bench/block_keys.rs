@@ -1,12 +1,15 @@
 //! Block keys of a prompt beside a bare loop over the same HMAC.
 
+use std::hint::black_box;
+
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use kvsp_proto::block_key::{BlockKeyChain, ScopeKey};
+use kvsp_proto::block_key::{ScopeKey, block_keys, block_keys_pair};
 use kvsp_proto::id::{BlockKey, CompatId};
 use sha2::Sha256;
 
-use super::BenchError;
-use super::measure::{Series, sample};
+use super::contest::{Contest, Entrant};
+use super::error::BenchError;
+use super::goal::Goal;
 use super::report::Bench;
 use crate::progress;
 
@@ -16,53 +19,74 @@ const COMPAT: CompatId = CompatId([0xc3; 32]);
 const LABEL: &[u8] = b"KVSP-BLOCK-1\0";
 const BLOCK_TOKENS: [u32; 3] = [16, 64, 256];
 
-/// Measures keys a second of both ways.
+/// Measures keys a second of every way.
 pub(super) fn measure(quick: bool) -> Result<Bench, BenchError> {
     let (token_count, rounds) = if quick { (1 << 16, 5) } else { (1 << 20, 15) };
     let tokens: Vec<u32> = (0..token_count).map(|i: u32| i.wrapping_mul(0x9e37_79b9) % 128_000).collect();
+    // Whole blocks of every size, so that all ways make as many keys.
+    let (one, other) = tokens.split_at(tokens.len() / 2);
+    let scope_key = ScopeKey::new(SCOPE_KEY.to_vec()).map_err(|_| BenchError::Differ("scope keys"))?;
     let mut figures = Vec::new();
     let bar = progress::spinner("block-keys".to_owned());
     for block_tokens in BLOCK_TOKENS {
-        let mut chain = Series::new(format!("chain, blocks of {block_tokens} tokens"));
-        let mut bare = Series::new(format!("bare loop, blocks of {block_tokens} tokens"));
-        let mut keys = 0;
-        // The first round warms up and is thrown away.
-        for round in 0..=rounds {
-            let (ours, took) = sample(|| Ok(chained(block_tokens, &tokens)))?;
-            let (theirs, bare_took) = sample(|| Ok(bare_loop(block_tokens as usize, &tokens)))?;
-            if ours != theirs {
-                return Err(BenchError::Differ("block keys"));
-            }
-            keys = ours.len();
-            if round > 0 {
-                chain.push(took);
-                bare.push(bare_took);
-            }
+        let library = bare_loop(block_tokens as usize, &tokens, hmac_sha2);
+        let pair = || block_keys_pair(&scope_key, COMPAT, block_tokens, [one, other]);
+        let pair_library = [one, other].map(|tokens| bare_loop(block_tokens as usize, tokens, aws_lc));
+        if block_keys(&scope_key, COMPAT, block_tokens, &tokens) != library || pair() != pair_library {
+            return Err(BenchError::Differ("block keys"));
         }
-        figures.push(chain.rate(keys as f64, "keys/s"));
-        figures.push(bare.rate(keys as f64, "keys/s"));
-        figures.push(chain.speed_ratio(format!("chain / bare loop, {block_tokens} tokens"), &[&bare]));
+        let named = |way: &str| format!("{way}, blocks of {block_tokens} tokens");
+        let mut contest = Contest::default();
+        let chain = contest.enter(named("one prompt"), None, || {
+            black_box(block_keys(&scope_key, COMPAT, block_tokens, black_box(&tokens)));
+            Ok(())
+        });
+        let together = contest.enter(named("two prompts together"), None, || {
+            black_box(pair());
+            Ok(())
+        });
+        let bare = contest.enter(named("bare loop over hmac and sha2"), None, || {
+            black_box(bare_loop(block_tokens as usize, black_box(&tokens), hmac_sha2));
+            Ok(())
+        });
+        let aws = contest.enter(named("bare loop over aws-lc-rs"), None, || {
+            black_box(bare_loop(block_tokens as usize, black_box(&tokens), aws_lc));
+            Ok(())
+        });
+        let results = contest.run(rounds, &bar, "block-keys")?;
+        figures.extend(results.iter().map(|series| series.rate(library.len() as f64, "keys/s")));
+        let mut compare = |own: Entrant, other: Entrant, name: &str, goal: Option<f64>| {
+            let name = format!("{name}, {block_tokens} tokens");
+            let ratio = results[own].cpu_speed_ratio(name, &[&results[other]]);
+            figures.push(match goal {
+                Some(least) => ratio.should_be(Goal::AtLeast(least)),
+                None => ratio,
+            });
+        };
+        let at_16 = (block_tokens == 16).then_some(1.2);
+        compare(chain, bare, "one prompt / hmac and sha2", at_16);
+        compare(chain, aws, "one prompt / aws-lc-rs", None);
+        compare(together, bare, "two prompts together / hmac and sha2", None);
+        compare(together, aws, "two prompts together / aws-lc-rs", Some(2.0));
     }
     bar.finish_and_clear();
     let notes = vec![
         format!("{token_count} tokens a round, {rounds} rounds in turns after one to warm up, one thread"),
-        "bare loop: hmac and sha2, the keyed state cloned for each key, the message put together in one buffer \
-         and taken in at once; both ways start from 32-bit tokens and give the same keys"
+        "bare loop: the keyed state taken again for each key, the message put together in one buffer and taken \
+         in at once; all ways start from 32-bit tokens and give the same keys"
             .to_owned(),
+        "ratios are of CPU time; two prompts together have half of the tokens each".to_owned(),
     ];
     Ok(Bench { name: "block-keys", figures, notes })
 }
 
-fn chained(block_tokens: u32, tokens: &[u32]) -> Vec<BlockKey> {
-    ScopeKey::new(SCOPE_KEY.to_vec())
-        .map(|key| BlockKeyChain::new(&key, COMPAT, block_tokens).extend(tokens))
-        .unwrap_or_default()
-}
-
-fn bare_loop(block_tokens: usize, tokens: &[u32]) -> Vec<BlockKey> {
-    let mut padded = [0; 64];
-    padded[..SCOPE_KEY.len()].copy_from_slice(&SCOPE_KEY);
-    let keyed = Hmac::<Sha256>::new(&padded.into());
+/// Keys by a library; `keyed` makes its HMAC of a key.
+fn bare_loop<M: Fn(&[u8]) -> [u8; 32]>(
+    block_tokens: usize,
+    tokens: &[u32],
+    keyed: impl FnOnce(&[u8]) -> M,
+) -> Vec<BlockKey> {
+    let mac = keyed(&SCOPE_KEY);
     let mut message = [LABEL, COMPAT.as_bytes(), &[0; 32]].concat();
     let (previous_at, tokens_at) = (message.len() - 32, message.len());
     message.resize(tokens_at + 4 * block_tokens, 0);
@@ -71,11 +95,30 @@ fn bare_loop(block_tokens: usize, tokens: &[u32]) -> Vec<BlockKey> {
         for (octets, token) in message[tokens_at..].chunks_exact_mut(4).zip(block) {
             octets.copy_from_slice(&token.to_be_bytes());
         }
-        let mut mac = keyed.clone();
-        mac.update(&message);
-        let key = BlockKey(mac.finalize().into_bytes().into());
+        let key = BlockKey(mac(&message));
         message[previous_at..tokens_at].copy_from_slice(key.as_bytes());
         keys.push(key);
     }
     keys
+}
+
+fn hmac_sha2(key: &[u8]) -> impl Fn(&[u8]) -> [u8; 32] + use<> {
+    let mut padded = [0; 64];
+    padded[..key.len()].copy_from_slice(key);
+    let keyed = Hmac::<Sha256>::new(&padded.into());
+    move |message| {
+        let mut mac = keyed.clone();
+        mac.update(message);
+        mac.finalize().into_bytes().into()
+    }
+}
+
+fn aws_lc(key: &[u8]) -> impl Fn(&[u8]) -> [u8; 32] + use<> {
+    let key = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, key);
+    move |message| {
+        let tag = aws_lc_rs::hmac::sign(&key, message);
+        let mut octets = [0; 32];
+        octets.copy_from_slice(tag.as_ref());
+        octets
+    }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
+use super::goal::Goal;
 use super::machine::Machine;
 use super::row::Row;
 
@@ -16,12 +17,21 @@ pub(super) struct Figure {
     pub(super) min: f64,
     /// The highest.
     pub(super) max: f64,
+    /// What it should be.
+    pub(super) goal: Option<Goal>,
+}
+
+impl Figure {
+    /// The figure with what it should be beside it.
+    pub(super) fn should_be(self, goal: Goal) -> Self {
+        Self { goal: Some(goal), ..self }
+    }
 }
 
 impl From<Row> for Figure {
     /// A figure that was measured once.
     fn from(row: Row) -> Self {
-        Self { min: row.value, max: row.value, row }
+        Self { min: row.value, max: row.value, row, goal: None }
     }
 }
 
@@ -62,10 +72,13 @@ impl Report {
             // Writing to a string does not fail.
             let _ =
                 write!(text, "\n\n{:<width$} {:>10} {:>10} {:>10}  unit", bench.name, "median", "min", "max");
-            for Figure { row, min, max } in &bench.figures {
+            for Figure { row, min, max, goal } in &bench.figures {
                 let numbers =
                     [row.value, *min, *max].map(|number| format!("{:>10}", short(number))).join(" ");
                 let _ = write!(text, "\n  {:<1$} {numbers}  {2}", row.name, width - 2, row.unit);
+                if let Some(goal) = goal {
+                    let _ = write!(text, "  {}", goal.to_text(row.value));
+                }
             }
             for note in &bench.notes {
                 let _ = write!(text, "\n  - {note}");
@@ -90,13 +103,17 @@ impl Report {
 
 impl Figure {
     fn to_json(&self) -> Value {
-        json!({
+        let mut row = json!({
             "name": self.row.name,
             "value": self.row.value,
             "unit": self.row.unit,
             "min": self.min,
             "max": self.max,
-        })
+        });
+        if let Some(goal) = self.goal {
+            row["goal"] = goal.to_json(self.row.value);
+        }
+        row
     }
 }
 
