@@ -190,8 +190,8 @@ async fn bench_measures_services_beside_limits_that_are_processes_of_their_own()
     };
     assert_eq!(goals(1, "host verified / raw with two lanes"), 2, "by the clock and by CPU time");
     assert_eq!(goals(1, "CPU of the holder, host tier"), 1);
-    assert_eq!(goals(1, "one connection, receive path"), 1);
-    assert_eq!(goals(1, "four connections, "), 3);
+    assert_eq!(goals(1, "one connection, receive path"), 2, "of the client and of both ends");
+    assert_eq!(goals(1, "four connections, "), 4);
     assert_eq!(goals(2, "PUT / raw with two lanes"), 2);
     assert_eq!(goals(3, "CPU of full / (writing JSON"), 1);
     assert_eq!(goals(3, "PUT of one record / hyper"), 1);

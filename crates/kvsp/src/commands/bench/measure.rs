@@ -126,15 +126,17 @@ impl Series {
         figure(name.into(), "ratio", rounds.map(|(own, theirs)| theirs / own))
     }
 
-    /// The same for the rest of this contestant's work where `part` of it was measured apart.
+    /// How the CPU time, as `took` picks it out of a sample, of the rest of this contestant's work compares
+    /// with that of another, where `part` of it was measured apart: 2 where the other takes twice as much.
     pub(super) fn cpu_speed_ratio_without(
         &self,
         name: impl Into<String>,
         part: &Self,
-        others: &[&Self],
+        other: &Self,
+        took: impl Fn(&Sample) -> f64,
     ) -> Figure {
-        let parts = part.samples.iter().map(Sample::both_cpu_s);
-        let rounds = self.rounds(others, Sample::both_cpu_s, Sample::both_cpu_s).zip(parts);
+        let (all, parts) = ([other], part.samples.iter().map(&took));
+        let rounds = self.rounds(&all, &took, &took).zip(parts);
         figure(name.into(), "ratio", rounds.map(|((own, theirs), part)| theirs / (own - part)))
     }
 
@@ -207,8 +209,8 @@ mod tests {
         let (own, one, two) = (series(&[2.0, 4.0]), series(&[1.0, 2.0]), series(&[1.0, 6.0]));
         assert_eq!(numbers(&own.speed_ratio("r", &[&one, &two])), (1.0, 1.5, 2.0));
         assert_eq!(numbers(&own.cpu_speed_ratio("r", &[&one, &two])), (1.0, 1.5, 2.0));
-        let without = own.cpu_speed_ratio_without("r", &one, &[&one, &two]);
-        assert_eq!(numbers(&without), (2.0, 3.0, 4.0));
+        let without = own.cpu_speed_ratio_without("r", &one, &two, Sample::both_cpu_s);
+        assert_eq!(numbers(&without), (1.0, 2.0, 3.0));
         let ratio = own.cpu_ratio("r", &[&one, &two], |s| s.server_cpu_s, |s| s.cpu_s);
         assert_eq!(numbers(&ratio), (1.0, 1.5, 2.0));
     }
