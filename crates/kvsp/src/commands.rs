@@ -19,7 +19,7 @@ pub(crate) enum Command {
     #[command(flatten)]
     Client(client::ClientCommand),
     /// Run a service, or all of them in one process.
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// Measure the speed of the parts on this machine.
     Bench(bench::BenchArgs),
     /// Replay a trace of prompts against the eviction policies.

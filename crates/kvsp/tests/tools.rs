@@ -1,6 +1,6 @@
 //! `bench`, `doctor` and the commands on services, black-box, against services in this process.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::net::TcpListener;
 use std::process::{Output, Stdio};

@@ -46,7 +46,7 @@ fn work(holder: &Process, lasts: Duration, next: &mut u64) -> u64 {
         let got = connection.send("GET", &block_path(n), &[], b"").unwrap();
         assert_eq!((got.status, got.body), (200, contents(n)));
         // Of what is put, every fourth block stays.
-        if n % 4 != 0 {
+        if !n.is_multiple_of(4) {
             assert_eq!(connection.send("DELETE", &block_path(n), &[], b"").unwrap().status, 204);
         }
     }
