@@ -28,6 +28,7 @@ enum Task {
     /// Leading layers are to be written elsewhere.
     Fill {
         key: u32,
+        unit: Unit,
         level: Level,
         layers: u32,
         cuts: Vec<Cut<u32>>,
@@ -98,6 +99,12 @@ impl Driver {
             4..=11 => self.progress(usize::from(a), b % 10 != 0, e % 12 == 0),
             12 => self.remove(key),
             13 if b % 4 == 0 => self.lose(key, Level::ALL[usize::from(c) % 3]),
+            13 if b % 4 == 1 => {
+                // One that is on its way to another tier.
+                let fills = self.tasks.iter().filter(|task| matches!(task, Task::Fill { .. }));
+                let key = fills.map(Task::key).nth(usize::from(a) % 3).unwrap_or(key);
+                self.lose(key, Level::ALL[usize::from(c) % 3]);
+            }
             13 | 14 => self.promote(key, Level::ALL[usize::from(b) % 2], 1 + u32::from(c) % 5),
             15 => self.demote(),
             16 => {
@@ -265,16 +272,16 @@ impl Driver {
                 }
                 self.tasks.remove(which);
             }
-            Task::Fill { key, level, layers, cuts } => {
+            Task::Fill { key, unit, level, layers, cuts } => {
                 if aborts {
                     self.machine.gave_up(&key, level);
                 } else if self.machine.is_ready(&key, level) {
-                    self.fill(key, level, layers);
+                    self.fill(key, unit, level, layers);
                 } else if cuts.iter().any(|cut| self.is_pending(cut)) {
                     return;
                 } else {
                     assert!(!self.machine.arrived_at(&key, level));
-                    self.give_up(key, level);
+                    self.machine.gave_up(&key, level);
                 }
                 self.tasks.remove(which);
             }
@@ -298,23 +305,17 @@ impl Driver {
         self.model.appears(key, unit);
     }
 
-    fn fill(&mut self, key: u32, level: Level, layers: u32) {
-        let Some(unit) = self.model.visible.get(&key).copied() else {
-            // It went while this was under way; its device is asked nothing more.
-            assert!(!self.machine.arrived_at(&key, level));
-            return self.give_up(key, level);
-        };
-        self.note(if level == Level::Object { "demoted" } else { "promoted" });
+    fn fill(&mut self, key: u32, unit: Unit, level: Level, layers: u32) {
         self.model.write(key, level, unit, layers);
-        assert!(self.machine.arrived_at(&key, level));
-    }
-
-    /// What there is in the tier goes, where the block is gone; else only the reservation does.
-    fn give_up(&mut self, key: u32, level: Level) {
-        if !self.model.visible.contains_key(&key) {
-            self.model.cut(key, level, 0);
+        if self.model.visible.contains_key(&key) {
+            self.note(if level == Level::Object { "demoted" } else { "promoted" });
+            assert!(self.machine.arrived_at(&key, level));
+        } else {
+            // It went while it was written; the machine hands out a cut for what is there.
+            self.note("late");
+            assert!(!self.machine.arrived_at(&key, level));
+            self.machine.gave_up(&key, level);
         }
-        self.machine.gave_up(&key, level);
     }
 
     fn remove(&mut self, key: u32) {
@@ -364,7 +365,7 @@ impl Driver {
             assert!(level != Level::Disk || room.is_empty(), "nothing goes for a promotion to disk");
             let cuts = room.cuts.clone();
             self.take(room, unit.scope, &scopes);
-            self.tasks.push(Task::Fill { key, level, layers, cuts });
+            self.tasks.push(Task::Fill { key, unit, level, layers, cuts });
         }
     }
 
@@ -375,7 +376,8 @@ impl Driver {
             let unit = self.model.visible[&key];
             let cuts = room.cuts.clone();
             self.take(room, unit.scope, &scopes);
-            self.tasks.push(Task::Fill { key, level: Level::Object, layers: unit.layers, cuts });
+            let (level, layers) = (Level::Object, unit.layers);
+            self.tasks.push(Task::Fill { key, unit, level, layers, cuts });
         }
     }
 

@@ -80,7 +80,7 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
     }
 
     /// What a tier holds of a block goes with what is under way there: with the cut that follows a trim, or
-    /// with what is deleted because it arrives too late.
+    /// with the one that follows what arrives too late.
     fn add_to_move(&mut self, key: &K, level: Level) {
         let (before, _) = self.set_held(key, level, 0);
         if let Some(shelf) = &mut self.shelves[level] {

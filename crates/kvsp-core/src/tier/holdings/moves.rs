@@ -93,9 +93,8 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
         }
     }
 
-    /// The layers of a block for which room was made in a tier are there. Otherwise, because the block has
-    /// gone meanwhile or there is no room after all, what was written must be deleted, and then
-    /// [`Holdings::gave_up`] be called.
+    /// The layers of a block for which room was made in a tier are there. False where the block has gone
+    /// meanwhile or there is no room after all: [`Holdings::gave_up`] ends it.
     pub fn arrived_at(&mut self, key: &K, level: Level) -> bool {
         let Some(entry) = self.blocks.get_mut(key).filter(|entry| entry.stage == Stage::Here) else {
             return false;
@@ -120,21 +119,31 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
         true
     }
 
-    /// The layers of a block for which room was made in a tier do not come, or are deleted again.
+    /// The layers of a block for which room was made in a tier do not come. Of a block that is visible the
+    /// tier must have what it had before. Of one that has left it may have that, or what was written
+    /// since, or nothing: all of it stays charged until the cut, which [`Holdings::retries`] hands out, is
+    /// done.
     pub fn gave_up(&mut self, key: &K, level: Level) {
         let Some(entry) = self.blocks.get_mut(key) else {
             return;
         };
-        if let Some(Move::In { octets, owed, .. }) = entry.moves[level] {
-            entry.moves[level] = None;
-            if let Some(shelf) = &mut self.shelves[level] {
-                shelf.cancel(octets.saturating_sub(owed));
-            }
-            if level == Level::Object {
-                self.copies.remove(key);
-            }
-            self.settle(key);
+        let Some(Move::In { octets, owed, .. }) = entry.moves[level] else {
+            return;
+        };
+        let octets = octets.saturating_sub(owed);
+        if level == Level::Object {
+            self.copies.remove(key);
         }
+        if entry.stage == Stage::Leaving && octets > 0 {
+            entry.moves[level] = Some(Move::Out { octets, back: 0, creditor: None, attempts: 0 });
+            self.refused.insert((Time::default(), Cut { key: *key, level, layers: 0 }));
+            return;
+        }
+        entry.moves[level] = None;
+        if let Some(shelf) = &mut self.shelves[level] {
+            shelf.cancel(octets);
+        }
+        self.settle(key);
     }
 
     /// Makes room for the leading `layers` layers of a block in a tier above the one that they were read
@@ -250,7 +259,7 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
     }
 
     /// The cuts whose time has come: those that a device refused before, and of blocks that left while they
-    /// were trimmed.
+    /// were trimmed or on their way to another tier.
     pub fn retries(&mut self, now: Time) -> Vec<Cut<K>> {
         let mut due = Vec::new();
         while let Some(&(at, cut)) = self.refused.first().filter(|(at, _)| *at <= now) {

@@ -23,12 +23,19 @@ pub(super) struct Demand<K> {
 
 /// What a block can give in a tier.
 #[derive(Debug, Clone, Copy)]
-struct Offer {
+enum Offer {
+    /// Its octets there, but the block is gone then.
+    Last(u64),
+    /// It stays without.
+    Spare(Spare),
+}
+
+/// What a block can give in a tier and stay.
+#[derive(Debug, Clone, Copy)]
+struct Spare {
     octets: u64,
     /// Layers that stay where the tail half is enough, and its octets.
     half: Option<(u32, u64)>,
-    /// Whether the block is gone then.
-    evicts: bool,
 }
 
 /// Layers of a block that stay in a tier.
@@ -50,17 +57,21 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
                 continue;
             };
             let scope = entry.block.scope();
-            if offer.evicts {
-                let needed = given.saturating_add(evictable) < short;
-                if needed && tally.take(scope, &self.everywhere(&key)) {
-                    evicted.push((key, offer.octets));
-                    evictable = evictable.saturating_add(offer.octets);
+            match offer {
+                Offer::Last(octets) => {
+                    let needed = given.saturating_add(evictable) < short;
+                    if needed && tally.take(scope, &self.everywhere(&key)) {
+                        evicted.push((key, octets));
+                        evictable = evictable.saturating_add(octets);
+                    }
                 }
-            } else if let Some((layers, octets)) =
-                accept(offer, short - given, |octets| tally.take(scope, &only(demand.level, octets)))
-            {
-                cut.push((key, layers));
-                given = given.saturating_add(octets);
+                Offer::Spare(spare) => {
+                    let take = |octets| tally.take(scope, &only(demand.level, octets));
+                    if let Some((layers, octets)) = accept(spare, short - given, take) {
+                        cut.push((key, layers));
+                        given = given.saturating_add(octets);
+                    }
+                }
             }
         }
         for (key, octets) in evicted {
@@ -86,23 +97,23 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
         }
         let octets = self.shelves[level].as_ref()?.octets(&key)?;
         let home = self.home()?;
-        let stays = Offer { octets, half: half(entry, level, octets), evicts: false };
+        let spare = Spare { octets, half: half(entry, level, octets) };
         if level != home && level == Level::Host {
-            return Some((entry, stays));
+            return Some((entry, Offer::Spare(spare)));
         }
-        let elsewhere = [home, Level::Object].into_iter().any(|l| l != level && entry.is_whole_at(l));
+        let elsewhere = self.stays_without(&key, level);
         if elsewhere && level == Level::Object {
             // A copy that waits for its turn is worth more than one of a block that is hot again.
-            return (!entry.cold_copy).then_some((entry, Offer { half: None, ..stays }));
+            return (!entry.cold_copy).then_some((entry, Offer::Spare(Spare { half: None, ..spare })));
         }
         let frozen = now < self.adopted_until && self.adopted.contains(&key);
         if frozen || self.leases.covers(&key) || self.pins.covers(&key) {
             return None;
         }
         if elsewhere {
-            return Some((entry, stays));
+            return Some((entry, Offer::Spare(spare)));
         }
-        (!entry.is_arriving_somewhere()).then_some((entry, Offer { octets, half: None, evicts: true }))
+        (!entry.is_arriving_somewhere()).then_some((entry, Offer::Last(octets)))
     }
 }
 
@@ -114,14 +125,14 @@ fn half<K: Copy, B: Block>(entry: &Entry<K, B>, level: Level, octets: u64) -> Op
 }
 
 /// Layers that stay and octets given, where the floors allow that.
-fn accept(offer: Offer, short: u64, mut take: impl FnMut(u64) -> bool) -> Option<(u32, u64)> {
-    if let Some((layers, octets)) = offer.half.filter(|(_, octets)| *octets >= short) {
+fn accept(spare: Spare, short: u64, mut take: impl FnMut(u64) -> bool) -> Option<(u32, u64)> {
+    if let Some((layers, octets)) = spare.half.filter(|(_, octets)| *octets >= short) {
         return take(octets).then_some((layers, octets));
     }
-    if take(offer.octets) {
-        return Some((0, offer.octets));
+    if take(spare.octets) {
+        return Some((0, spare.octets));
     }
-    offer.half.filter(|(_, octets)| take(*octets))
+    spare.half.filter(|(_, octets)| take(*octets))
 }
 
 fn only(level: Level, octets: u64) -> PerLevel<u64> {

@@ -338,3 +338,26 @@ fn a_block_that_leaves_while_it_is_trimmed_goes_altogether() {
     machine.arrived(&2);
     assert_eq!((held(&machine, 2), machine.octets(Level::Host)), (Some([2, 2, 0]), (20, 40)));
 }
+
+#[test]
+fn what_a_tier_held_of_a_block_that_left_is_charged_until_it_is_cut() {
+    let mut machine = machine([40, 60, 0]);
+    put_of(&mut machine, 1, Layers(3, A), at(0)).unwrap();
+    let room = put_of(&mut machine, 2, Layers(2, A), at(0)).unwrap();
+    assert_eq!((room.changed, held(&machine, 1)), (vec![1], Some([1, 3, 0])));
+    let cuts = machine.promote(1, Level::Host, 2, at(0)).unwrap().cuts;
+    cuts.iter().for_each(|cut| machine.cut_done(cut));
+    assert!(machine.lost(&1, Level::Disk).cuts.is_empty(), "something is under way already");
+    let charged = machine.octets(Level::Host);
+    assert!(!machine.arrived_at(&1, Level::Host));
+    machine.gave_up(&1, Level::Host);
+    assert_eq!(machine.octets(Level::Host), charged, "nothing is deleted yet");
+    assert_eq!(machine.admit(1, Layers(2, A), at(0)), Err(AdmitError::Busy));
+    let rest = machine.retries(at(0));
+    assert_eq!(rest, [Cut { key: 1, level: Level::Host, layers: 0 }]);
+    machine.cut_failed(&rest[0], at(0));
+    assert_eq!(machine.admit(1, Layers(2, A), at(0)), Err(AdmitError::Stuck));
+    let rest = machine.retries(at(1000));
+    machine.cut_done(&rest[0]);
+    assert_eq!(put(&mut machine, 1, at(1000)), Ok(vec![]));
+}
