@@ -6,6 +6,7 @@ mod events;
 mod instances;
 mod lookup;
 mod replicas;
+mod shortcut;
 
 use std::sync::Arc;
 
@@ -20,6 +21,8 @@ use kvsp_net::Failure;
 use kvsp_proto::path::{self, MEDIA_JSON};
 
 use crate::service::IndexService;
+
+pub(crate) use shortcut::Direct;
 
 /// The state of every handler.
 type Service = axum::extract::State<Arc<IndexService>>;

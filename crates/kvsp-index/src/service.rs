@@ -173,7 +173,8 @@ pub async fn serve(
     }
     // With their whole paths, because a router below another writes the URI of every request anew.
     let router = routes::router(Arc::clone(&service), bound.base_path());
-    let bound = bound.with_extra(router);
+    let direct = routes::Direct::new(Arc::clone(&service), bound.base_path());
+    let bound = bound.with_extra(router).with_shortcut(direct);
     let is_ready = Arc::new(AtomicBool::new(false));
     let sweeper = tokio::spawn(Arc::clone(&service).run(stop.clone()));
     let writer = snapshots

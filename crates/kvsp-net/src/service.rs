@@ -5,6 +5,7 @@ mod admin;
 mod config;
 mod dispatch;
 mod root;
+mod shortcut;
 mod stall;
 
 use std::io;
@@ -20,6 +21,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use config::ServiceConfig;
+pub use shortcut::Shortcut;
 
 use crate::auth::{Authenticator, Development};
 use crate::metrics::Metrics;
@@ -111,6 +113,7 @@ impl Service {
             base,
             admin,
             extra: Router::new(),
+            shortcut: None,
         })
     }
 }
@@ -153,6 +156,7 @@ pub struct Bound {
     base: BaseUri,
     admin: BaseUri,
     extra: Router,
+    shortcut: Option<Arc<dyn Shortcut>>,
 }
 
 impl Bound {
@@ -181,6 +185,13 @@ impl Bound {
         self
     }
 
+    /// With a way past the router, for requests of the protocol.
+    #[must_use]
+    pub fn with_shortcut(mut self, shortcut: Arc<dyn Shortcut>) -> Self {
+        self.shortcut = Some(shortcut);
+        self
+    }
+
     /// Serves until `stop`, then lets requests in flight finish for at most the drain timeout.
     ///
     /// The router's paths are relative to the base (`/lookup`); it has no route `/`, which is the root document
@@ -202,6 +213,7 @@ impl Bound {
         tracing::info!(base = %self.base, admin = %self.admin, role, "listening");
         let routes = root::mount(&self.base_path, router, &facts).merge(self.extra);
         let dispatch = Dispatch::new(routes, self.authenticator, &metrics, role, &self.config);
+        let dispatch = dispatch.with_shortcut(self.shortcut);
         let protocol = Listener::new(self.listener, dispatch, metrics.clone(), &self.config);
         let routes = admin::routes(metrics.clone(), ready);
         // Whoever may reach the address may read it; credentials are for the protocol.

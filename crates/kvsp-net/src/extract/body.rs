@@ -36,6 +36,12 @@ impl<S: Send + Sync> FromRequest<S> for RequestBody {
 }
 
 impl RequestBody {
+    /// The headers and the body, taken out of a request.
+    #[must_use]
+    pub fn take(request: &mut Request) -> Self {
+        Self { headers: std::mem::take(request.headers_mut()), body: std::mem::take(request.body_mut()) }
+    }
+
     /// The request's headers.
     #[must_use]
     pub fn headers(&self) -> &HeaderMap {

@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 use kvsp_proto::path::MEDIA_PROBLEM;
 use tower::ServiceExt as _;
 
-use super::ServiceConfig;
+use super::{ServiceConfig, Shortcut};
 use crate::auth::{Authenticator, Caller};
 use crate::inbound::{InboundBody, InboundLimits};
 use crate::metrics::{Metrics, RoleMetrics};
@@ -24,6 +24,7 @@ use crate::reply::Failure;
 
 pub(super) struct Dispatch {
     routes: Router,
+    shortcut: Option<Arc<dyn Shortcut>>,
     authenticator: Arc<dyn Authenticator>,
     metrics: RoleMetrics,
     inbound: InboundLimits,
@@ -37,7 +38,17 @@ impl Dispatch {
         role: &'static str,
         config: &ServiceConfig,
     ) -> Self {
-        Self { routes, authenticator, metrics: metrics.of_role(role), inbound: config.inbound() }
+        Self {
+            routes,
+            shortcut: None,
+            authenticator,
+            metrics: metrics.of_role(role),
+            inbound: config.inbound(),
+        }
+    }
+
+    pub(super) fn with_shortcut(self, shortcut: Option<Arc<dyn Shortcut>>) -> Self {
+        Self { shortcut, ..self }
     }
 
     pub(super) async fn answer(&self, request: Request<Incoming>, peer: SocketAddr) -> Response {
@@ -50,7 +61,7 @@ impl Dispatch {
     }
 
     async fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> Response {
-        let (mut parts, incoming) = request.into_parts();
+        let (parts, incoming) = request.into_parts();
         let body = InboundBody::new(&parts, incoming, self.inbound);
         let principal = match self.authenticator.authenticate(&parts, peer) {
             Ok(principal) => principal,
@@ -59,8 +70,12 @@ impl Dispatch {
         if !parts.uri.path().starts_with('/') {
             return Failure::blank(StatusCode::NOT_FOUND, "there is no such resource").into_response();
         }
-        parts.extensions.insert(Caller(Arc::new(principal)));
-        let request = Request::from_parts(parts, Body::new(body));
+        let caller = Caller(Arc::new(principal));
+        let mut request = Request::from_parts(parts, Body::new(body));
+        if let Some(answer) = self.shortcut.as_ref().and_then(|way| way.answer(&caller, &mut request)) {
+            return answer.await;
+        }
+        request.extensions_mut().insert(caller);
         let Ok(response) = self.routes.clone().oneshot(request).await;
         response
     }

@@ -14,9 +14,9 @@ pub(crate) fn lookup_request(text: &[u8]) -> Option<LookupRequest> {
     let mut unknown = Unknown::default();
     let mut reader = Reader::new(text);
     reader.object(|reader, name| match name {
-        "scope_id" => once(&mut scope_id, ScopeId(reader.hex16()?)),
-        "compat_id" => once(&mut compat_id, CompatId(reader.hex32()?)),
-        "block_keys" => {
+        b"scope_id" => once(&mut scope_id, ScopeId(reader.hex16()?)),
+        b"compat_id" => once(&mut compat_id, CompatId(reader.hex32()?)),
+        b"block_keys" => {
             let mut keys = Vec::with_capacity(reader.left() / KEY_OCTETS);
             reader.array(|reader| {
                 keys.push(BlockKey(reader.hex32()?));
@@ -24,7 +24,7 @@ pub(crate) fn lookup_request(text: &[u8]) -> Option<LookupRequest> {
             })?;
             once(&mut block_keys, keys)
         }
-        "targets" => {
+        b"targets" => {
             let mut uris = Vec::new();
             reader.array(|reader| {
                 uris.push(reader.string()?.parse().ok()?);
@@ -32,7 +32,7 @@ pub(crate) fn lookup_request(text: &[u8]) -> Option<LookupRequest> {
             })?;
             once(&mut targets, uris)
         }
-        "detail" => {
+        b"detail" => {
             let value = match reader.string()? {
                 "full" => Detail::Full,
                 "location" => Detail::Location,
@@ -41,7 +41,7 @@ pub(crate) fn lookup_request(text: &[u8]) -> Option<LookupRequest> {
             };
             once(&mut detail, value)
         }
-        "block_tokens" => once(&mut block_tokens, reader.integer32()?),
+        b"block_tokens" => once(&mut block_tokens, reader.integer32()?),
         _ => unknown.skip(reader, name),
     })?;
     reader.end()?;

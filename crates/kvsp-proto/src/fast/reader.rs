@@ -20,6 +20,13 @@ impl<'a> Reader<'a> {
         self.text.len() - self.at
     }
 
+    /// How many items an array here has, where they are strings of `digits` octets without spaces between
+    /// them, and at most `most`; a guess, for room to be made.
+    pub(super) fn guess_items(&self, digits: usize, most: usize) -> usize {
+        let item = digits + 3;
+        (1..most).find(|n| self.text.get(self.at + n * item) != Some(&b',')).unwrap_or(most)
+    }
+
     fn peek(&self) -> Option<u8> {
         self.text.get(self.at).copied()
     }
@@ -49,13 +56,13 @@ impl<'a> Reader<'a> {
     }
 
     /// An object; `member` reads the value of each member, whose names it keeps from coming twice.
-    pub(super) fn object(&mut self, mut member: impl FnMut(&mut Self, &'a str) -> Option<()>) -> Option<()> {
+    pub(super) fn object(&mut self, mut member: impl FnMut(&mut Self, &'a [u8]) -> Option<()>) -> Option<()> {
         self.take(b'{')?;
         if self.take_if(b'}') {
             return Some(());
         }
         loop {
-            let name = self.string()?;
+            let name = self.plain()?;
             self.take(b':')?;
             member(self, name)?;
             if !self.take_if(b',') {
@@ -80,6 +87,11 @@ impl<'a> Reader<'a> {
 
     /// A string of printable ASCII without escapes.
     pub(super) fn string(&mut self) -> Option<&'a str> {
+        std::str::from_utf8(self.plain()?).ok()
+    }
+
+    /// The octets of such a string.
+    fn plain(&mut self) -> Option<&'a [u8]> {
         self.take(b'"')?;
         let rest = self.text.get(self.at..)?;
         let length = rest.iter().position(|&c| !(0x20..0x7f).contains(&c) || c == b'"' || c == b'\\')?;
@@ -87,7 +99,7 @@ impl<'a> Reader<'a> {
             return None;
         }
         self.at += length + 1;
-        std::str::from_utf8(&rest[..length]).ok()
+        Some(&rest[..length])
     }
 
     /// A string of exactly 64 hex digits.
@@ -161,7 +173,7 @@ impl<'a> Reader<'a> {
     fn skip_scalar(&mut self) -> Option<()> {
         self.skip_space();
         match self.peek()? {
-            b'"' => self.string().map(|_| ()),
+            b'"' => self.plain().map(|_| ()),
             b'0'..=b'9' => self.integer().map(|_| ()),
             b't' => self.word(b"true"),
             b'f' => self.word(b"false"),
@@ -183,12 +195,12 @@ pub(super) fn once<T>(slot: &mut Option<T>, value: T) -> Option<()> {
 /// The names of unknown members, which must not come twice either.
 #[derive(Debug, Default)]
 pub(super) struct Unknown<'a> {
-    names: [&'a str; MAX_UNKNOWN],
+    names: [&'a [u8]; MAX_UNKNOWN],
     count: usize,
 }
 
 impl<'a> Unknown<'a> {
-    pub(super) fn skip(&mut self, reader: &mut Reader<'a>, name: &'a str) -> Option<()> {
+    pub(super) fn skip(&mut self, reader: &mut Reader<'a>, name: &'a [u8]) -> Option<()> {
         if self.names[..self.count].contains(&name) {
             return None;
         }

@@ -7,8 +7,8 @@ use crate::record::{LayerSpan, ReplicaRecord, Residency};
 use crate::registry::Codec;
 use crate::uri::HolderUri;
 
-/// Octets of a digest in a list: its digits, two quotation marks and a comma.
-const DIGEST_OCTETS: usize = 67;
+/// Hex digits of a digest.
+const DIGEST_DIGITS: usize = 64;
 
 /// Digests for which room is made at once.
 const USUAL_LAYERS: usize = 128;
@@ -58,7 +58,7 @@ pub fn batch(text: &[u8], max: usize) -> Option<Batch> {
     let mut left = max;
     let mut reader = Reader::new(text);
     reader.object(|reader, name| match name {
-        "put" => {
+        b"put" => {
             let mut records = Vec::new();
             reader.array(|reader| {
                 left = left.checked_sub(1)?;
@@ -67,7 +67,7 @@ pub fn batch(text: &[u8], max: usize) -> Option<Batch> {
             })?;
             once(&mut put, records)
         }
-        "delete" => {
+        b"delete" => {
             let mut names = Vec::new();
             reader.array(|reader| {
                 left = left.checked_sub(1)?;
@@ -89,22 +89,23 @@ fn read_record(reader: &mut Reader<'_>, hint: &mut HolderHint) -> Option<Replica
     let (mut producer, mut moqt_namespace) = (None, None);
     let mut unknown = Unknown::default();
     reader.object(|reader, name| match name {
-        "block_key" => once(&mut block_key, BlockKey(reader.hex32()?)),
-        "compat_id" => once(&mut compat_id, CompatId(reader.hex32()?)),
-        "scope_id" => once(&mut scope_id, ScopeId(reader.hex16()?)),
-        "holder" => once(&mut holder, hint.holder(reader.string()?)?),
-        "codec" => once(&mut codec, Codec::new(u16::try_from(reader.integer()?).ok()?)?),
-        "size" => once(&mut size, reader.integer()?),
-        "digest" => once(&mut digest, reader.string()?.parse::<NamedDigest>().ok()?),
-        "layer_digests" => {
-            let mut list = Vec::with_capacity((reader.left() / DIGEST_OCTETS).min(USUAL_LAYERS));
+        b"block_key" => once(&mut block_key, BlockKey(reader.hex32()?)),
+        b"compat_id" => once(&mut compat_id, CompatId(reader.hex32()?)),
+        b"scope_id" => once(&mut scope_id, ScopeId(reader.hex16()?)),
+        b"holder" => once(&mut holder, hint.holder(reader.string()?)?),
+        b"codec" => once(&mut codec, Codec::new(u16::try_from(reader.integer()?).ok()?)?),
+        b"size" => once(&mut size, reader.integer()?),
+        b"digest" => once(&mut digest, reader.string()?.parse::<NamedDigest>().ok()?),
+        b"layer_digests" => {
+            // Not more than needed: 32 digests are just what an allocator serves from its fastest lists.
+            let mut list = Vec::with_capacity(reader.guess_items(DIGEST_DIGITS, USUAL_LAYERS));
             reader.array(|reader| {
                 list.push(Digest(reader.hex32()?));
                 Some(())
             })?;
             once(&mut layer_digests, list)
         }
-        "residency" => {
+        b"residency" => {
             let mut list = Vec::with_capacity(1);
             reader.array(|reader| {
                 list.push(read_residency(reader)?);
@@ -112,11 +113,11 @@ fn read_record(reader: &mut Reader<'_>, hint: &mut HolderHint) -> Option<Replica
             })?;
             once(&mut residency, list)
         }
-        "ttl_ms" => once(&mut ttl_ms, reader.integer().filter(|&ttl| ttl > 0)?),
-        "seq" => once(&mut seq, reader.integer()?),
-        "holder_epoch" => once(&mut holder_epoch, reader.integer()?),
-        "producer" => once(&mut producer, reader.string()?.to_owned()),
-        "moqt_namespace" => once(&mut moqt_namespace, reader.string()?.to_owned()),
+        b"ttl_ms" => once(&mut ttl_ms, reader.integer().filter(|&ttl| ttl > 0)?),
+        b"seq" => once(&mut seq, reader.integer()?),
+        b"holder_epoch" => once(&mut holder_epoch, reader.integer()?),
+        b"producer" => once(&mut producer, reader.string()?.to_owned()),
+        b"moqt_namespace" => once(&mut moqt_namespace, reader.string()?.to_owned()),
         _ => unknown.skip(reader, name),
     })?;
     let record = ReplicaRecord {
@@ -143,8 +144,8 @@ fn read_residency(reader: &mut Reader<'_>) -> Option<Residency> {
     let (mut tier, mut layers, mut rate) = (None, None, None);
     let mut unknown = Unknown::default();
     reader.object(|reader, name| match name {
-        "tier" => once(&mut tier, reader.string()?.parse().ok()?),
-        "layers" => {
+        b"tier" => once(&mut tier, reader.string()?.parse().ok()?),
+        b"layers" => {
             let mut ends = [None, None];
             let mut count = 0;
             reader.array(|reader| {
@@ -155,7 +156,7 @@ fn read_residency(reader: &mut Reader<'_>) -> Option<Residency> {
             let span = LayerSpan(ends[0]?, ends[1]?);
             once(&mut layers, (span.0 <= span.1).then_some(span)?)
         }
-        "read_mbit_per_s" => once(&mut rate, reader.number().filter(|rate| rate.is_finite())?),
+        b"read_mbit_per_s" => once(&mut rate, reader.number().filter(|rate| rate.is_finite())?),
         _ => unknown.skip(reader, name),
     })?;
     Some(Residency { tier: tier?, layers: layers?, read_mbit_per_s: rate })
@@ -166,11 +167,11 @@ fn read_name(reader: &mut Reader<'_>, hint: &mut HolderHint) -> Option<ReplicaNa
     let (mut holder, mut seq) = (None, None);
     let mut unknown = Unknown::default();
     reader.object(|reader, name| match name {
-        "compat_id" => once(&mut compat_id, CompatId(reader.hex32()?)),
-        "scope_id" => once(&mut scope_id, ScopeId(reader.hex16()?)),
-        "block_key" => once(&mut block_key, BlockKey(reader.hex32()?)),
-        "holder" => once(&mut holder, hint.holder(reader.string()?)?),
-        "seq" => once(&mut seq, reader.integer()?),
+        b"compat_id" => once(&mut compat_id, CompatId(reader.hex32()?)),
+        b"scope_id" => once(&mut scope_id, ScopeId(reader.hex16()?)),
+        b"block_key" => once(&mut block_key, BlockKey(reader.hex32()?)),
+        b"holder" => once(&mut holder, hint.holder(reader.string()?)?),
+        b"seq" => once(&mut seq, reader.integer()?),
         _ => unknown.skip(reader, name),
     })?;
     Some(ReplicaName {
