@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::room::Patience;
 use crate::service::BlockService;
 use crate::state::Seen;
 
@@ -44,7 +45,10 @@ impl BlockService {
                 Level::Host => self.lift_to_host(lift).await,
                 Level::Disk | Level::Object => self.lift_to_disk(lift).await,
             };
-            if let Err(error) = lifted {
+            // Without memory to spare the layers stay below.
+            if let Err(error) = lifted
+                && !matches!(error, StoreError::NoMemory)
+            {
                 tracing::warn!(block = ?lift.name, level = ?lift.level, %error, "a promotion failed");
             }
         }
@@ -61,11 +65,15 @@ impl BlockService {
         let (Some(from), true) = (from, held[Level::Host] < lift.layers) else {
             return Ok(());
         };
-        let Some(part) = self.read_part(&meta, from, range).await? else {
+        let Some(part) = self.read_part(&meta, from, range, Patience::Leaves).await? else {
             return Ok(());
         };
-        // Without memory to spare the layers stay below.
-        if let Some(container) = self.joined(&part) {
+        let joined = {
+            let _room = self.room_for(part.size(), Patience::Leaves).await?;
+            self.joined(&part)
+        };
+        if let Some(container) = joined {
+            drop(part);
             self.take_up(&StoredBlock { meta, container }).await;
         }
         Ok(())
@@ -85,7 +93,7 @@ impl BlockService {
         if self.state().holdings.promote(name, Level::Disk, lift.layers, self.now()).is_none() {
             return Ok(());
         }
-        let written = self.copy(&name, Level::Object, Level::Disk).await;
+        let written = self.copy(&name, Level::Object, Level::Disk, Patience::Leaves).await;
         self.end_copy(&name, Level::Disk, written).await.map(drop)
     }
 
@@ -146,7 +154,7 @@ impl BlockService {
             copies.spawn(async move {
                 let ready = service.state().holdings.is_ready(&name, Level::Object);
                 let written = match made {
-                    Ok(()) if ready => service.copy(&name, Level::Disk, Level::Object).await,
+                    Ok(()) if ready => service.copy(&name, Level::Disk, Level::Object, Patience::Waits).await,
                     _ => Ok(false),
                 };
                 let ended = service.end_copy(&name, Level::Object, written).await;
@@ -160,14 +168,23 @@ impl BlockService {
     }
 
     /// Copies a whole block from one tier to another; false where it is not there any more.
-    async fn copy(&self, name: &BlockName, from: Level, to: Level) -> Result<bool, StoreError> {
+    async fn copy(
+        &self,
+        name: &BlockName,
+        from: Level,
+        to: Level,
+        patience: Patience,
+    ) -> Result<bool, StoreError> {
         let Some(Seen { meta, .. }) = self.state().see(name) else {
             return Ok(false);
         };
         let (Some(source), Some(target)) = (self.tiers.store(from), self.tiers.store(to)) else {
             return Ok(false);
         };
-        let read = source.get(*name).await;
+        let read = {
+            let _room = self.room_for(meta.size(), patience).await?;
+            source.get(*name).await
+        };
         let Some(block) = self.sound(&meta, from, read).await? else {
             return Ok(false);
         };

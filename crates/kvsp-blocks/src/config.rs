@@ -50,7 +50,12 @@ pub struct BlocksConfig {
     pub max_leases: usize,
     /// Octets of the bodies of PUTs in flight, all together.
     pub ingest_octets: u64,
-    /// How long a PUT waits for room among the bodies in flight, in ms.
+    /// Octets of blocks that were brought in from below host memory, or that it has let go of, while they are
+    /// sent: all together, beside `host_octets`, for what is taken up there counts there. At least one block,
+    /// better several; one that is larger is read alone. Memory for blocks is never more than `host_octets`,
+    /// `ingest_octets`, `transcode_octets` and this together.
+    pub read_octets: u64,
+    /// How long a PUT waits for room among the bodies in flight, and a GET for room to read into, in ms.
     pub ingest_wait_ms: u64,
     /// Descriptors that may be registered.
     pub max_descriptors: usize,
@@ -152,6 +157,12 @@ pub struct ScopeFloor {
 }
 
 impl BlocksConfig {
+    /// Octets of memory that all blocks may take together.
+    pub(crate) const fn memory_octets(&self) -> u64 {
+        let in_flight = self.ingest_octets.saturating_add(self.read_octets);
+        self.host_octets.saturating_add(in_flight).saturating_add(self.transcode_octets)
+    }
+
     /// The octets of blocks that each tier takes.
     pub(crate) fn caps(&self) -> PerLevel<Option<u64>> {
         PerLevel::new(
@@ -208,6 +219,7 @@ impl Default for BlocksConfig {
             lease_quota_octets: None,
             max_leases: 10_000,
             ingest_octets: 1 << 30,
+            read_octets: 1 << 30,
             ingest_wait_ms: 5_000,
             max_descriptors: 1024,
             max_layers: 4096,

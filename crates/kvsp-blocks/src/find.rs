@@ -8,6 +8,7 @@ use kvsp_proto::container::LayerRange;
 use kvsp_store::{BlockMeta, BlockName, BlockPart, StoreError, StoredBlock};
 
 use crate::background::Lift;
+use crate::room::Patience;
 use crate::service::BlockService;
 use crate::state::Seen;
 
@@ -57,6 +58,8 @@ impl BlockService {
                         return Ok(Some(block));
                     }
                     Ok(None) => self.found_missing(&meta, level, meta.layer_count()).await,
+                    // A slower tier would need as much.
+                    Err(StoreError::NoMemory) => return Err(StoreError::NoMemory),
                     Err(error) => failed = Some(error),
                 }
             }
@@ -95,9 +98,11 @@ impl BlockService {
             return Ok(None);
         };
         let read = {
+            let _room = self.room_for(meta.size(), Patience::Waits).await?;
             let _reading = Reading::begin(self, std::slice::from_ref(&meta.name), READ_MS);
             store.get(meta.name).await
         };
+        self.measure_buffers();
         Ok(self.sound(meta, level, read).await?.filter(is_it).map(|block| {
             // The one that everything else knows, so that it is kept once.
             StoredBlock { meta: meta.clone(), ..block }
@@ -119,9 +124,10 @@ impl BlockService {
             };
             let mut failed = None;
             for level in levels_with(&held, layers) {
-                match self.read_part(&meta, level, range).await {
+                match self.read_part(&meta, level, range, Patience::Waits).await {
                     Ok(Some(part)) => return Ok(Some(part)),
                     Ok(None) => self.found_missing(&meta, level, layers).await,
+                    Err(StoreError::NoMemory) => return Err(StoreError::NoMemory),
                     Err(error) => failed = Some(error),
                 }
             }
@@ -149,6 +155,7 @@ impl BlockService {
         meta: &Arc<BlockMeta>,
         level: Level,
         range: LayerRange,
+        patience: Patience,
     ) -> Result<Option<BlockPart>, StoreError> {
         if level == Level::Host {
             let block = self.tiers.host.find(&meta.name);
@@ -157,10 +164,13 @@ impl BlockService {
         let Some(store) = self.tiers.store(level) else {
             return Ok(None);
         };
+        let octets = meta.header_of(range).map_or(0, |header| header.container_octets());
         let read = {
+            let _room = self.room_for(octets, patience).await?;
             let _reading = Reading::begin(self, std::slice::from_ref(&meta.name), READ_MS);
             store.part(meta.name, range).await
         };
+        self.measure_buffers();
         let part = self.sound(meta, level, read).await?;
         // The name may have come to another block while it was read.
         Ok(part.filter(|_| self.meta(&meta.name).is_some_and(|now| Arc::ptr_eq(&now, meta))))

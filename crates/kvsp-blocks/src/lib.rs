@@ -6,8 +6,10 @@
 //! cold there; without a disk it is the home. Without either, host memory is. What goes where is decided by
 //! [`kvsp_core::tier::Holdings`]; this crate carries it out and reports back.
 //!
-//! All octets of blocks in memory, held, coming in or still being sent, are buffers of one arena, whose cap is
-//! that of host memory and of the bodies in flight together.
+//! All octets of blocks in memory, held, coming in, brought in from below or still being sent, are buffers of one
+//! arena, whose cap is the sum of those of host memory, of the bodies of PUTs, of reads and of what is kept in
+//! other codecs. A read for which it has no room waits, and is refused then; no tier reads into other memory.
+//! Beside it are only what a few computations of other codecs work on at once, and headers of containers.
 //!
 //! Leases live in memory. What they protected outlives them all the same: after a restart, no block of the
 //! earlier process is evicted until the longest TTL of a lease has passed.
@@ -29,6 +31,7 @@ mod publish;
 mod represent;
 mod residency;
 mod routes;
+mod room;
 mod scrub;
 mod service;
 mod state;

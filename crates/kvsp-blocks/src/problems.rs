@@ -37,6 +37,9 @@ pub(crate) fn keep(error: KeepError) -> Problem {
 
 /// What failed is told to the operator; the peer learns only that it did.
 pub(crate) fn store(error: &StoreError) -> Problem {
+    if matches!(error, StoreError::NoMemory) {
+        return no_memory();
+    }
     tracing::error!(%error, "a tier failed");
     match error {
         error if error.is_full() => Problem::new(ProblemType::StorageFull, "the device is full"),

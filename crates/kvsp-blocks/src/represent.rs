@@ -1,6 +1,7 @@
 //! The representations of a block: some of its layers, in a codec (draft section 6.7).
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::Uri;
@@ -15,6 +16,7 @@ use kvsp_store::{BlockMeta, BlockName, BlockPart};
 
 use crate::digests::ReprName;
 use crate::problems;
+use crate::room::Patience;
 use crate::service::BlockService;
 
 /// What a GET asks for.
@@ -211,9 +213,16 @@ impl BlockService {
         codec: Codec,
         element_octets: usize,
     ) -> Result<Representation, Problem> {
+        let asked = Instant::now();
         let make = async {
+            // It waited for another's attempt, which failed: enough of waiting.
+            if asked.elapsed() > self.wait() {
+                return Err(problems::no_memory());
+            }
+            let turn = tokio::time::timeout(self.wait(), self.recoding.acquire()).await;
+            let _turn = turn.map_err(|_| problems::no_memory())?;
             let made = self.recode(self.part(plan).await?, codec, element_octets).await?;
-            let made = self.hashed(made).await?;
+            let made = self.hashed(self.counted(made).await?).await?;
             self.metrics.transcodes.inc();
             // Made of another block that came under this name meanwhile: not to be kept under this digest.
             if self.is_current(plan) { Ok(made) } else { Err(problems::not_found()) }
@@ -232,7 +241,7 @@ impl BlockService {
         part: BlockPart,
         codec: Codec,
         element_octets: usize,
-    ) -> Result<BlockPart, Problem> {
+    ) -> Result<Container, Problem> {
         let limits = self.container_limits();
         let made = self
             .off_reactor(usize::MAX, move || {
@@ -243,10 +252,23 @@ impl BlockService {
             .await?;
         // What is stored under a descriptor was checked against it, so this is a block stored before the
         // descriptor was known, and not what its codec makes.
-        let made = made.ok_or_else(|| {
+        made.ok_or_else(|| {
             Problem::new(ProblemType::CodecUnavailable, "the sections are not what their codec makes")
-        })?;
-        Ok(BlockPart { head: made.bytes().clone(), data: Bytes::new() })
+        })
+    }
+
+    /// What was made, in memory that counts. Its input has gone by now, so who waits here holds nothing that
+    /// others wait for but a turn.
+    async fn counted(&self, made: Container) -> Result<BlockPart, Problem> {
+        let octets = made.bytes().len();
+        let room = self.room_for(octets as u64, Patience::Waits).await;
+        let _room = room.map_err(|error| problems::store(&error))?;
+        let mut buffer = self.buffers.take(octets).ok_or_else(problems::no_memory)?;
+        let head = self.off_reactor(octets, move || {
+            buffer.copy_from_slice(made.bytes());
+            buffer.freeze()
+        });
+        Ok(BlockPart { head: head.await?, data: Bytes::new() })
     }
 }
 

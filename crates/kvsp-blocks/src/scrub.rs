@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use kvsp_core::tier::Level;
-use kvsp_store::BlockName;
+use kvsp_store::{BlockName, StoreError};
 use tokio_util::sync::CancellationToken;
 
+use crate::room::Patience;
 use crate::service::BlockService;
 use crate::state::Seen;
 
@@ -27,7 +28,10 @@ impl BlockService {
                 state.holdings.after(after.as_ref()).next().copied()
             };
             let wait = match next {
-                Some(name) => self.pause(self.scrub(name).await),
+                Some(name) => match stop.run_until_cancelled(self.scrub(name)).await {
+                    Some(octets) => self.pause(octets),
+                    None => return,
+                },
                 None => {
                     if after.is_some() {
                         self.metrics.scrub_rounds.inc();
@@ -50,7 +54,8 @@ impl BlockService {
         Duration::from_micros(micros - micros / 4 + self.random.u64() % spread)
     }
 
-    /// Verifies a block in every tier below host memory; the octets read.
+    /// Verifies a block in every tier below host memory; the octets read. Where there is no memory to read it
+    /// into, not even after a time, its turn comes in the next round.
     async fn scrub(&self, name: BlockName) -> u64 {
         let mut octets = 0_u64;
         for level in [Level::Disk, Level::Object] {
@@ -61,8 +66,15 @@ impl BlockService {
             if held[level] == 0 {
                 continue;
             }
-            octets = octets.saturating_add(store.charge(&meta, held[level]));
+            let size = meta.container_octets(held[level]);
+            let Ok(_room) = self.room_for(size, Patience::Waits).await else {
+                continue;
+            };
             let read = store.get(name).await;
+            if matches!(read, Err(StoreError::NoMemory)) {
+                continue;
+            }
+            octets = octets.saturating_add(store.charge(&meta, held[level]));
             if let Err(error) = self.sound(&meta, level, read).await {
                 tracing::warn!(block = ?name, ?level, %error, "a block could not be verified");
             }

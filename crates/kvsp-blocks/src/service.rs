@@ -26,16 +26,22 @@ use crate::digests::DigestCache;
 use crate::metrics::BlockMetrics;
 use crate::publish::Publisher;
 use crate::state::{RecordFacts, State};
+use crate::room::Room;
 use crate::tiers::{Stores, Tiers};
 use crate::transcode::TranscodeCache;
 
 /// Octets that one permit of the ingest budget stands for.
 pub(crate) const BUDGET_UNIT: u64 = 1024;
 
-/// Blocks transcoded or hashed at once: these use a processor each.
+/// Blocks transcoded or hashed at once: these use a processor each. A PUT in a compressed codec is decoded to see
+/// that it decodes; what that works on, some twice the block, is not of the arena.
 const MAX_COMPUTING: usize = 4;
 
 /// What a [`BlockService`] works with.
+/// Representations that are made in another codec at once. What each works on, some three times the block, is
+/// not of the arena; its input and what comes of it are.
+const MAX_RECODING: usize = 2;
+
 #[derive(Clone)]
 pub struct BlocksDeps {
     /// Reaches the index.
@@ -89,9 +95,13 @@ pub struct BlockService {
     /// The memory of all blocks: held, coming in, or still being sent.
     pub(crate) buffers: Arena,
     /// Room for the bodies of PUTs in flight, in units of [`BUDGET_UNIT`].
+    /// Who waits for some of it to read into.
+    pub(crate) room: Room,
     pub(crate) ingest: Arc<Semaphore>,
     pub(crate) computing: Arc<Semaphore>,
     /// Wakes the publisher.
+    /// Turns at making another representation.
+    pub(crate) recoding: Semaphore,
     pub(crate) news: Notify,
     /// Wakes who copies cold blocks.
     pub(crate) arrivals: Notify,
@@ -143,13 +153,16 @@ impl BlockService {
             epoch = disk.next_epoch(epoch).await?;
             metrics.quarantined.inc_by(disk.quarantined());
         }
-        let buffers = Arena::new(config.host_octets.saturating_add(config.ingest_octets));
+        let buffers = Arena::new(config.memory_octets());
         if let Some(disk) = &stores.disk {
             disk.use_buffers(buffers.clone());
         }
         let tiers = Arc::new(Tiers { host: MemoryStore::on(buffers.clone()), below: stores });
         let mut state = State::new(&config, tiers.clone(), epoch)
             .map_err(|error| StoreError::Unusable(error.to_string()))?;
+        if let Some(object) = &stores.object {
+            object.use_buffers(buffers.clone());
+        }
         adopt(&mut state, &tiers, deps.clock.now()).await?;
         let holder = HolderUri::from(&base);
         let budget = usize::try_from(config.ingest_octets / BUDGET_UNIT).unwrap_or(usize::MAX);
@@ -181,8 +194,10 @@ impl BlockService {
             arrivals: Notify::new(),
             tiers,
             lifts: (lift, tokio::sync::Mutex::new(lifts)),
+            room: Room::default(),
             state: Mutex::new(state),
             moved: watch::Sender::new(0),
+            recoding: Semaphore::new(MAX_RECODING),
             config,
         };
         service.measure(&service.state());
@@ -254,7 +269,11 @@ impl BlockService {
         self.metrics.leases.set(gauge(state.holdings.leases().len() as u64));
         self.metrics.leased_octets.set(gauge(state.holdings.leases().octets()));
         self.metrics.disk_only.set(gauge(state.holdings.disk_only_octets()));
-        self.metrics.buffers.set(gauge(self.buffers.used()));
+        self.measure_buffers();
+    }
+
+    pub(crate) fn measure_buffers(&self) {
+        self.metrics.buffers.set(i64::try_from(self.buffers.used()).unwrap_or(i64::MAX));
     }
 
     /// What is known of a block that is visible.

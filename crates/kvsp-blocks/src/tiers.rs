@@ -32,9 +32,23 @@ impl Stores {
             stores.disk = Some(Arc::new(DiskStore::open(config).await?));
         }
         if let Some(tier) = &config.object {
-            stores.object = Some(Arc::new(ObjectStore::open(tier.store(base)).await?));
+            let opened = ObjectStore::open(tier.store(base)).await;
+            stores.object = Some(Arc::new(opened.map_err(|error| out_of_reach(tier, error))?));
         }
         Ok(stores)
+    }
+}
+
+/// Without its object tier a holder does not start: it could not tell which leading layers on its disk belong to
+/// blocks that are whole there, and would delete them.
+fn out_of_reach(tier: &ObjectTier, error: StoreError) -> StoreError {
+    match error {
+        StoreError::Io(error) => StoreError::Unusable(format!(
+            "the object store {} cannot be opened: {error}; start again once it can be reached and its credentials \
+             are right, or take `object` out of the configuration, which loses the blocks that are whole there alone",
+            tier.url
+        )),
+        error => error,
     }
 }
 

@@ -54,22 +54,40 @@ impl TranscodeCache {
         name: ReprName,
         make: impl Future<Output = Result<Representation, Problem>>,
     ) -> Result<(Representation, bool), Problem> {
-        let cell = self.lock().slot(name);
+        let settling = Settling { cache: self, name, cell: self.lock().slot(name) };
         let mut made_here = false;
-        let made = cell
+        let made = settling
+            .cell
             .get_or_try_init(|| async {
                 made_here = true;
                 make.await
             })
             .await
             .cloned();
-        self.lock().settle(&name, &cell, self.capacity);
         made.map(|made| (made, made_here))
+    }
+
+    /// Octets of what is kept.
+    pub(crate) fn octets(&self) -> u64 {
+        self.lock().octets
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
         // A panic between two changes costs a representation kept too long or made twice.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request for a representation, which ends also where the peer goes away.
+struct Settling<'a> {
+    cache: &'a TranscodeCache,
+    name: ReprName,
+    cell: Arc<OnceCell<Representation>>,
+}
+
+impl Drop for Settling<'_> {
+    fn drop(&mut self) {
+        self.cache.lock().settle(&self.name, &self.cell, self.cache.capacity);
     }
 }
 

@@ -160,6 +160,19 @@ async fn the_rest_of_a_trim_whose_whole_is_lost_is_not_served() {
 }
 
 #[tokio::test]
+async fn without_its_object_store_a_holder_does_not_start_and_says_what_to_do() {
+    let dir = TempDir::new().unwrap();
+    std::fs::write(dir.path().join("object"), "not a directory").unwrap();
+    let bound = Service::bind(ServiceConfig::default(), Arc::new(Development::new())).await.unwrap();
+    let deps = support::deps(Arc::new(SystemClock::new()));
+    let config = HolderConfig { blocks: three(dir.path(), 0, 48 << 10, 1 << 20) };
+    let served = serve(config, bound, deps, || {}, CancellationToken::new()).await;
+    let text = served.unwrap_err().to_string();
+    assert!(text.contains(&format!("file://{}", dir.path().display())), "{text}");
+    assert!(text.contains("start again once it can be reached"), "{text}");
+}
+
+#[tokio::test]
 async fn a_scope_keeps_its_floor_whatever_others_put() {
     let other = ScopeId([0x33; 16]);
     let blocks = BlocksConfig {

@@ -8,6 +8,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kvsp_buffer::{Arena, footprint};
 use kvsp_proto::container::{Container, LayerRange, Limits};
 use kvsp_proto::id::{BlockKey, CompatId, ScopeId};
 use kvsp_proto::registry::Codec;
@@ -241,4 +242,34 @@ async fn lets_one_of_two_racing_puts_win(store: Arc<impl BlockStore>) {
     }
     assert_eq!(winners.len(), 1);
     assert_holds(store.as_ref(), &winners[0]).await;
+}
+
+/// Reads go into the arena that was given and into no other memory, whatever lacks.
+///
+/// For stores that keep blocks elsewhere than in memory.
+pub async fn reads_into_an_arena(store: &impl BlockStore) {
+    let blocks = [sample(1, 4, 5000), sample(2, 4, 5000).leading(2).unwrap()];
+    for block in &blocks {
+        store.put(block.clone()).await.unwrap();
+    }
+    let arena = Arena::new(64 << 10);
+    store.use_buffers(arena.clone());
+    let others = arena.take(60 << 10).unwrap();
+    let range = LayerRange::new(0, 1).unwrap();
+    for block in &blocks {
+        let name = block.meta.name;
+        assert!(matches!(store.get(name).await, Err(StoreError::NoMemory)));
+        assert!(matches!(store.part(name, range).await, Err(StoreError::NoMemory)));
+    }
+    drop(others);
+    for block in &blocks {
+        assert_eq!(arena.used(), 0);
+        let whole = store.get(block.meta.name).await.unwrap().unwrap();
+        assert_eq!(whole.container.bytes(), block.container.bytes());
+        assert_eq!(arena.used(), footprint(block.container.bytes().len()));
+        drop(whole);
+        let part = store.part(block.meta.name, range).await.unwrap().unwrap();
+        assert_eq!(part, block.part(range).unwrap());
+        assert_eq!(arena.used(), footprint(part.data.len()));
+    }
 }

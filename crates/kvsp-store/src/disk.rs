@@ -78,13 +78,6 @@ impl DiskStore {
         Ok(Self { inner: Arc::new(inner), slots: Arc::new(Semaphore::new(MAX_CONCURRENT)) })
     }
 
-    /// From now on what is read goes into buffers of `arena`, so that it counts there and can stay as it is in
-    /// a [`MemoryStore`](crate::MemoryStore). Without room there, and before this is called, it goes into a
-    /// buffer of its own.
-    pub fn use_buffers(&self, arena: Arena) {
-        self.inner.files.use_buffers(arena);
-    }
-
     /// Files that were moved aside since the store was opened.
     #[must_use]
     pub fn quarantined(&self) -> u64 {
@@ -295,6 +288,10 @@ impl BlockStore for DiskStore {
 
     fn part(&self, name: BlockName, range: LayerRange) -> StoreFuture<'_, Option<BlockPart>> {
         Box::pin(self.run(move |inner| inner.part(&name, range)))
+    }
+
+    fn use_buffers(&self, arena: Arena) {
+        self.inner.files.use_buffers(arena);
     }
 
     fn trim(&self, name: BlockName, layers: u32) -> StoreFuture<'_, bool> {

@@ -5,6 +5,7 @@
 //! `kvsp-core`.
 
 mod block;
+mod buffers;
 pub mod conformance;
 pub mod disk;
 pub mod fs;

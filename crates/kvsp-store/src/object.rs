@@ -9,14 +9,17 @@ mod config;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use kvsp_buffer::Arena;
 use kvsp_proto::container::LayerRange;
 use kvsp_proto::registry::Tier;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::block::{BlockMeta, BlockName, BlockPart, Held, StoredBlock};
+use crate::buffers::Buffers;
 use crate::disk::format;
 use crate::store::{BlockStore, StoreError, StoreFuture};
 use crate::verify::{container_of, part_of};
@@ -39,6 +42,8 @@ struct Inner {
     /// A name ceased to be changing.
     changed: Notify,
     slots: Semaphore,
+    /// Where what is read goes.
+    buffers: Buffers,
 }
 
 #[derive(Debug, Default)]
@@ -61,7 +66,8 @@ impl ObjectStore {
         let blocks = found.into_iter().map(|found| (found.meta.name, Arc::new(found))).collect();
         let table = Mutex::new(Table { blocks, ..Table::default() });
         let slots = Semaphore::new(MAX_CONCURRENT);
-        Ok(Self { inner: Arc::new(Inner { bucket, table, changed: Notify::new(), slots }) })
+        let (changed, buffers) = (Notify::new(), Buffers::default());
+        Ok(Self { inner: Arc::new(Inner { bucket, table, changed, slots, buffers }) })
     }
 
     /// Objects that were moved aside since the store was opened.
@@ -192,12 +198,13 @@ impl Inner {
         let (meta, layers) = (present.meta.clone(), present.layers);
         let whole = layers == meta.layer_count();
         let from = if whole { format::preface_octets(&meta) } else { format::head_octets(&meta) } as u64;
-        let mut octets = self.bucket.read(&meta.name, from..format::file_octets(&meta, layers)).await?;
-        if !whole {
+        let before = if whole {
+            Vec::new()
+        } else {
             let header = LayerRange::from_count(0, layers).and_then(|range| meta.header_of(range));
-            let header = header.ok_or(StoreError::Rotten("it has no layers"))?.encode();
-            octets = Bytes::from([header.as_slice(), &octets].concat());
-        }
+            header.ok_or(StoreError::Rotten("it has no layers"))?.encode()
+        };
+        let octets = self.read(&meta.name, from..format::file_octets(&meta, layers), &before).await?;
         verified(octets.len(), move || {
             let container = container_of(&meta, layers, octets)?;
             Ok(StoredBlock { meta, container })
@@ -209,9 +216,18 @@ impl Inner {
         let _slot = self.slot().await?;
         let from = format::file_octets(meta, range.first());
         let to = format::file_octets(meta, range.last().saturating_add(1));
-        let octets = self.bucket.read(&meta.name, from..to).await?;
+        let octets = self.read(&meta.name, from..to, &[]).await?;
         let meta = meta.clone();
         verified(octets.len(), move || part_of(&meta, range, octets)).await
+    }
+
+    /// Octets of a block's object, behind others that are given, in a page-aligned buffer.
+    async fn read(&self, name: &BlockName, range: Range<u64>, before: &[u8]) -> Result<Bytes, StoreError> {
+        let octets = usize::try_from(range.end.saturating_sub(range.start)).ok();
+        let octets = octets.and_then(|octets| octets.checked_add(before.len()));
+        let mut buffer = self.buffers.take(octets.ok_or(StoreError::Rotten("it does not fit"))?)?;
+        buffer[..before.len()].copy_from_slice(before);
+        Ok(self.bucket.read(name, range, buffer, before.len()).await?.freeze())
     }
 
     /// Moves a rotten object aside, unless it was changed since it was read.
@@ -263,6 +279,10 @@ async fn verified<T: Send + 'static>(
 impl BlockStore for ObjectStore {
     fn tier(&self) -> Tier {
         Tier::Object
+    }
+
+    fn use_buffers(&self, arena: Arena) {
+        self.inner.buffers.set(arena);
     }
 
     fn charge(&self, meta: &BlockMeta, layers: u32) -> u64 {

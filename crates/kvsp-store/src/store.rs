@@ -5,6 +5,7 @@ use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::pin::Pin;
 
+use kvsp_buffer::Arena;
 use kvsp_proto::container::LayerRange;
 use kvsp_proto::registry::Tier;
 
@@ -25,6 +26,9 @@ pub enum StoreError {
     /// The device failed, or is full ([`StoreError::is_full`]).
     #[error("I/O: {0}")]
     Io(#[from] io::Error),
+    /// The memory for what is read has no room ([`BlockStore::use_buffers`]); nothing is wrong with the block.
+    #[error("there is no memory for what is to be read")]
+    NoMemory,
     /// The store's own task was cancelled, at the end of the process.
     #[error("the store has stopped")]
     Stopped,
@@ -47,6 +51,12 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>>
 pub trait BlockStore: Send + Sync + fmt::Debug + 'static {
     /// The tier that its blocks are in.
     fn tier(&self) -> Tier;
+
+    /// From now on the octets of blocks that are read go into buffers of `arena`, where they count and can stay
+    /// as they are in a [`MemoryStore`](crate::MemoryStore). A read for which it has no room is refused with
+    /// [`StoreError::NoMemory`]. Before this is called they count nowhere. Only the first call counts; a store
+    /// that keeps blocks in memory has no need of it.
+    fn use_buffers(&self, _arena: Arena) {}
 
     /// Octets that the `layers` leading layers of a block take here, headers included.
     fn charge(&self, meta: &BlockMeta, layers: u32) -> u64;

@@ -24,6 +24,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::ingest::Claims;
 use crate::problems;
 use crate::represent::{Asked, Plan};
+use crate::room::Arriving;
 use crate::service::{BUDGET_UNIT, BlockService, PutOutcome};
 
 const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
@@ -171,7 +172,8 @@ pub(super) async fn put(
     };
     let _room = room(&service, body.headers()).await?;
     let max = service.config.limits.max_container_octets;
-    let octets = body.container_into(max, |octets| service.buffers.take(octets)).await?;
+    let mut arriving = Arriving::new(&service);
+    let octets = body.container_into(max, |octets| arriving.take(octets)).await?;
     match service.ingest(name, octets, claims).await? {
         PutOutcome::Exists => Err(problems::exists().into()),
         PutOutcome::Stored => {
@@ -201,8 +203,7 @@ async fn room(service: &BlockService, headers: &HeaderMap) -> Result<OwnedSemaph
     // A body over the limit is refused without being read, so it needs no room.
     let octets = declared.map_or(max, |octets: u64| if octets > max { 0 } else { octets });
     let units = u32::try_from(octets.div_ceil(BUDGET_UNIT).min(most)).unwrap_or(u32::MAX);
-    let wait = Duration::from_millis(service.config.ingest_wait_ms);
-    match tokio::time::timeout(wait, service.ingest.clone().acquire_many_owned(units)).await {
+    match tokio::time::timeout(service.wait(), service.ingest.clone().acquire_many_owned(units)).await {
         Ok(Ok(permit)) => Ok(permit),
         _ => Err(Problem::new(ProblemType::Overloaded, "too many octets are on their way in")
             .retry_after(1)

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request};
+use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use kvsp_blocks::{BlocksConfig, BlocksDeps, DiskTier, Stores};
 use kvsp_client::{Client, ClientConfig};
@@ -168,6 +169,19 @@ impl Connection {
 
     /// `path` is relative to the base, or absolute.
     pub async fn send(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+        let (parts, body) = self.begin(method, path, headers, body).await.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        Answer { status: parts.status.as_u16(), headers: parts.headers, body }
+    }
+
+    /// Sends a request and reads no more than the head of its answer.
+    pub async fn begin(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Response<Incoming> {
         let target =
             if path.starts_with('/') { path.to_owned() } else { format!("{}{path}", self.base.path()) };
         let mut request = Request::builder().method(method).uri(target).header("host", authority(&self.base));
@@ -175,9 +189,7 @@ impl Connection {
             request = request.header(*name, *value);
         }
         let request = request.body(Full::new(Bytes::copy_from_slice(body))).unwrap();
-        let (parts, body) = self.sender.send_request(request).await.unwrap().into_parts();
-        let body = body.collect().await.unwrap().to_bytes();
-        Answer { status: parts.status.as_u16(), headers: parts.headers, body }
+        self.sender.send_request(request).await.unwrap()
     }
 }
 

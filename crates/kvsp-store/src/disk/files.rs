@@ -12,16 +12,17 @@
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use kvsp_buffer::{Arena, PageBuffer};
+use kvsp_buffer::Arena;
 use kvsp_proto::container::{Container, LayerRange};
 
 use super::DiskConfig;
 use super::scan::scan;
 use crate::block::{BlockMeta, BlockName, BlockPart, StoredBlock};
 use crate::disk::format;
+use crate::buffers::Buffers;
 use crate::fs::{FileSystem, Lock, OpenFile};
 use crate::store::StoreError;
 use crate::verify::{container_of, part_of};
@@ -42,7 +43,7 @@ pub(super) struct Files {
     /// Files that a failed write left and could not remove: gone before the next write begins.
     leftovers: Mutex<Vec<PathBuf>>,
     /// Where what is read goes.
-    buffers: OnceLock<Arena>,
+    buffers: Buffers,
     _lock: Box<dyn Lock>,
 }
 
@@ -72,7 +73,7 @@ impl Files {
             quarantined: AtomicU64::new(0),
             serial: AtomicU64::new(0),
             leftovers: Mutex::new(Vec::new()),
-            buffers: OnceLock::new(),
+            buffers: Buffers::default(),
             _lock: lock,
         };
         let found = files.format()?;
@@ -247,9 +248,9 @@ impl Files {
         part_of(meta, range, data)
     }
 
-    /// What is read goes into buffers of `arena` while it has room; only the first call counts.
+    /// What is read goes into buffers of `arena`.
     pub(super) fn use_buffers(&self, arena: Arena) {
-        let _ = self.buffers.set(arena);
+        self.buffers.set(arena);
     }
 
     /// Octets of a file, behind others that are given, in a page-aligned buffer: copies out of the page cache
@@ -267,9 +268,7 @@ impl Files {
         }
         let octets = usize::try_from(octets).ok().and_then(|octets| octets.checked_add(before.len()));
         let octets = octets.ok_or(StoreError::Rotten("it does not fit"))?;
-        let pooled = self.buffers.get().and_then(|arena| arena.take(octets));
-        let buffer = pooled.or_else(|| PageBuffer::unpooled(octets));
-        let mut buffer = buffer.ok_or(io::Error::from(ErrorKind::OutOfMemory))?;
+        let mut buffer = self.buffers.take(octets)?;
         let (head, data) = buffer.split_at_mut(before.len());
         head.copy_from_slice(before);
         match file.read_exact_at(data, offset) {

@@ -7,17 +7,20 @@
 //! prefix/quarantine/    rotten objects
 //! ```
 
+use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use futures_util::TryStreamExt as _;
+use futures_util::{Stream, TryStreamExt as _};
+use kvsp_buffer::PageBuffer;
 use object_store::path::Path as Key;
 use object_store::{
-    Error as ObjectError, GetOptions, GetRange, ObjectStore as Backend, ObjectStoreExt as _, PutMode,
-    PutOptions, PutPayload,
+    Error as ObjectError, GetOptions, GetRange, GetResult, GetResultPayload, ObjectStore as Backend,
+    ObjectStoreExt as _, PutMode, PutOptions, PutPayload,
 };
 
 use super::ObjectConfig;
@@ -26,6 +29,8 @@ use crate::disk::format::{self, Undecided};
 use crate::store::StoreError;
 
 const FORMAT: &str = "KVSPOBJECT 1\n";
+
+const CUT_SHORT: StoreError = StoreError::Rotten("it is cut short");
 
 /// Octets read at once from the start of an object: the head of most models.
 const HEAD_GUESS: u64 = 4 << 10;
@@ -153,10 +158,27 @@ impl Bucket {
         Ok(())
     }
 
-    /// Octets of a block's object; rotten where it is gone or shorter.
-    pub(super) async fn read(&self, name: &BlockName, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let octets = self.read_key(&self.key(name), range).await?;
-        octets.ok_or(StoreError::Rotten("its object is gone"))
+    /// Fills a buffer from `at` on with octets of a block's object, as they come; rotten where the object is gone
+    /// or shorter.
+    pub(super) async fn read(
+        &self,
+        name: &BlockName,
+        range: Range<u64>,
+        buffer: PageBuffer,
+        at: usize,
+    ) -> Result<PageBuffer, StoreError> {
+        if range.is_empty() {
+            return Ok(buffer);
+        }
+        let got = self.request(&self.key(name), range).await?;
+        let got = got.ok_or(StoreError::Rotten("its object is gone"))?;
+        match got.payload {
+            GetResultPayload::File(file, _) => {
+                let read = move || fill_from_file(&file, got.range.start, buffer, at);
+                tokio::task::spawn_blocking(read).await.map_err(|_| StoreError::Stopped)?
+            }
+            GetResultPayload::Stream(octets) => fill_from_stream(octets, buffer, at).await,
+        }
     }
 
     /// Exactly those octets; `None` where the object is not there.
@@ -165,22 +187,24 @@ impl Bucket {
             return Ok(Some(Bytes::new()));
         }
         let want = range.end - range.start;
+        let Some(got) = self.request(key, range).await? else {
+            return Ok(None);
+        };
+        let octets = got.bytes().await.map_err(failed)?;
+        if octets.len() as u64 == want { Ok(Some(octets)) } else { Err(CUT_SHORT) }
+    }
+
+    /// The answer that has exactly those octets, not yet read; `None` where the object is not there.
+    async fn request(&self, key: &Key, range: Range<u64>) -> Result<Option<GetResult>, StoreError> {
+        let want = range.end - range.start;
         let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
         let got = match self.backend.get_opts(key, options).await {
             Ok(got) => got,
             Err(ObjectError::NotFound { .. }) => return Ok(None),
-            Err(error) if is_out_of_range(&error) => return Err(StoreError::Rotten("it is cut short")),
+            Err(error) if is_out_of_range(&error) => return Err(CUT_SHORT),
             Err(error) => return Err(failed(error)),
         };
-        if got.range.end - got.range.start != want {
-            return Err(StoreError::Rotten("it is cut short"));
-        }
-        let octets = got.bytes().await.map_err(failed)?;
-        if octets.len() as u64 == want {
-            Ok(Some(octets))
-        } else {
-            Err(StoreError::Rotten("it is cut short"))
-        }
+        if got.range.end.checked_sub(got.range.start) == Some(want) { Ok(Some(got)) } else { Err(CUT_SHORT) }
     }
 
     /// Deletes a block's object, which may be gone already.
@@ -217,6 +241,33 @@ impl Bucket {
             tracing::warn!(%error, "a rotten object can be neither moved aside nor deleted");
         }
     }
+}
+
+fn fill_from_file(
+    file: &File,
+    from: u64,
+    mut buffer: PageBuffer,
+    at: usize,
+) -> Result<PageBuffer, StoreError> {
+    match file.read_exact_at(buffer.get_mut(at..).unwrap_or_default(), from) {
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => Err(CUT_SHORT),
+        read => Ok(read.map(|()| buffer)?),
+    }
+}
+
+/// Copies each piece as it comes, so that no more of the object is in memory than the buffer and one piece.
+async fn fill_from_stream(
+    mut pieces: impl Stream<Item = Result<Bytes, ObjectError>> + Unpin,
+    mut buffer: PageBuffer,
+    mut at: usize,
+) -> Result<PageBuffer, StoreError> {
+    while let Some(piece) = pieces.try_next().await.map_err(failed)? {
+        let end = at.saturating_add(piece.len());
+        let room = buffer.get_mut(at..end).ok_or(StoreError::Rotten("octets follow its last layer"))?;
+        room.copy_from_slice(&piece);
+        at = end;
+    }
+    if at == buffer.len() { Ok(buffer) } else { Err(CUT_SHORT) }
 }
 
 /// The errors beneath an error, itself first.

@@ -82,6 +82,14 @@ async fn s3_conforms() {
 }
 
 #[tokio::test]
+async fn reads_take_no_memory_but_the_arena_s() {
+    let place = Place::new().await;
+    conformance::reads_into_an_arena(&place.open().await.unwrap()).await;
+    let dir = TempDir::new().unwrap();
+    conformance::reads_into_an_arena(&ObjectStore::open(in_directory(dir.path())).await.unwrap()).await;
+}
+
+#[tokio::test]
 async fn blocks_are_there_after_a_restart() {
     let place = Place::new().await;
     let blocks: Vec<_> = (1..=8).map(|seed| sample(seed, 200, 40).leading(100).unwrap()).collect();
