@@ -11,8 +11,8 @@
 //! other codecs. A read for which it has no room waits, and is refused then; no tier reads into other memory.
 //! Beside it are only what a few computations of other codecs work on at once, and headers of containers.
 //!
-//! Leases live in memory. What they protected outlives them all the same: after a restart, no block of the
-//! earlier process is evicted until the longest TTL of a lease has passed.
+//! Leases live in memory, and until when they last at most is kept on disk. What they protected outlives them
+//! therefore: after a restart, no block of the earlier process is evicted or deleted before that.
 //!
 //! Records carry a `seq` that rises over restarts and a `holder_epoch`, the start of the process in ms since
 //! the Unix epoch; with a disk tier the highest epoch is kept there, so that a wall clock that was set back
@@ -24,14 +24,15 @@ mod digests;
 mod find;
 mod ingest;
 mod keep;
+mod lease_horizon;
 mod local;
 mod metrics;
 mod problems;
 mod publish;
 mod represent;
 mod residency;
-mod routes;
 mod room;
+mod routes;
 mod scrub;
 mod service;
 mod state;

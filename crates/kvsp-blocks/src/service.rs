@@ -23,10 +23,11 @@ use tokio_util::sync::CancellationToken;
 use crate::background::{Lift, MAX_LIFTS};
 use crate::config::BlocksConfig;
 use crate::digests::DigestCache;
+use crate::lease_horizon::LeaseHorizon;
 use crate::metrics::BlockMetrics;
 use crate::publish::Publisher;
-use crate::state::{RecordFacts, State};
 use crate::room::Room;
+use crate::state::{RecordFacts, State};
 use crate::tiers::{Stores, Tiers};
 use crate::transcode::TranscodeCache;
 
@@ -37,11 +38,11 @@ pub(crate) const BUDGET_UNIT: u64 = 1024;
 /// that it decodes; what that works on, some twice the block, is not of the arena.
 const MAX_COMPUTING: usize = 4;
 
-/// What a [`BlockService`] works with.
 /// Representations that are made in another codec at once. What each works on, some three times the block, is
 /// not of the arena; its input and what comes of it are.
 const MAX_RECODING: usize = 2;
 
+/// What a [`BlockService`] works with.
 #[derive(Clone)]
 pub struct BlocksDeps {
     /// Reaches the index.
@@ -94,18 +95,20 @@ pub struct BlockService {
     pub(crate) transcoded: TranscodeCache,
     /// The memory of all blocks: held, coming in, or still being sent.
     pub(crate) buffers: Arena,
-    /// Room for the bodies of PUTs in flight, in units of [`BUDGET_UNIT`].
     /// Who waits for some of it to read into.
     pub(crate) room: Room,
+    /// Room for the bodies of PUTs in flight, in units of [`BUDGET_UNIT`].
     pub(crate) ingest: Arc<Semaphore>,
     pub(crate) computing: Arc<Semaphore>,
-    /// Wakes the publisher.
     /// Turns at making another representation.
     pub(crate) recoding: Semaphore,
+    /// Wakes the publisher.
     pub(crate) news: Notify,
     /// Wakes who copies cold blocks.
     pub(crate) arrivals: Notify,
     pub(crate) tiers: Arc<Tiers>,
+    /// What a later process is told of leases.
+    pub(crate) lease_horizon: LeaseHorizon,
     /// Promotions asked for.
     pub(crate) lifts: (mpsc::Sender<Lift>, tokio::sync::Mutex<mpsc::Receiver<Lift>>),
     state: Mutex<State>,
@@ -157,13 +160,16 @@ impl BlockService {
         if let Some(disk) = &stores.disk {
             disk.use_buffers(buffers.clone());
         }
-        let tiers = Arc::new(Tiers { host: MemoryStore::on(buffers.clone()), below: stores });
-        let mut state = State::new(&config, tiers.clone(), epoch)
-            .map_err(|error| StoreError::Unusable(error.to_string()))?;
         if let Some(object) = &stores.object {
             object.use_buffers(buffers.clone());
         }
-        adopt(&mut state, &tiers, deps.clock.now()).await?;
+        let tiers = Arc::new(Tiers { host: MemoryStore::on(buffers.clone()), below: stores });
+        let mut state = State::new(&config, tiers.clone(), epoch)
+            .map_err(|error| StoreError::Unusable(error.to_string()))?;
+        let max_ttl_ms = config.limits.max_lease_ttl_ms;
+        let disk = tiers.below.disk.clone();
+        let (lease_horizon, until) = LeaseHorizon::open(disk, deps.clock.clone(), max_ttl_ms).await?;
+        adopt(&mut state, &tiers, until, deps.clock.now()).await?;
         let holder = HolderUri::from(&base);
         let budget = usize::try_from(config.ingest_octets / BUDGET_UNIT).unwrap_or(usize::MAX);
         let (lift, lifts) = mpsc::channel(MAX_LIFTS);
@@ -188,16 +194,17 @@ impl BlockService {
             digests: DigestCache::default(),
             transcoded: TranscodeCache::new(config.transcode_octets),
             buffers,
+            room: Room::default(),
             ingest: Arc::new(Semaphore::new(budget.min(Semaphore::MAX_PERMITS))),
             computing: Arc::new(Semaphore::new(MAX_COMPUTING)),
+            recoding: Semaphore::new(MAX_RECODING),
             news: Notify::new(),
             arrivals: Notify::new(),
             tiers,
+            lease_horizon,
             lifts: (lift, tokio::sync::Mutex::new(lifts)),
-            room: Room::default(),
             state: Mutex::new(state),
             moved: watch::Sender::new(0),
-            recoding: Semaphore::new(MAX_RECODING),
             config,
         };
         service.measure(&service.state());
@@ -293,7 +300,7 @@ impl BlockService {
 
 /// Takes up what an earlier process left. Leading layers on disk of a block that is whole nowhere are the
 /// rest of a trim whose other half is lost: they are deleted.
-async fn adopt(state: &mut State, tiers: &Tiers, now: Time) -> Result<(), StoreError> {
+async fn adopt(state: &mut State, tiers: &Tiers, leased_until: Time, now: Time) -> Result<(), StoreError> {
     let mut objects: BTreeMap<BlockName, Held> = BTreeMap::new();
     if let Some(object) = &tiers.below.object {
         objects = object.list().await?.into_iter().map(|held| (held.meta.name, held)).collect();
@@ -316,13 +323,13 @@ async fn adopt(state: &mut State, tiers: &Tiers, now: Time) -> Result<(), StoreE
             below = None;
         }
         let layers = below.map_or(0, |below| below.layers);
-        if !state.adopt(&held.meta, PerLevel::new(0, held.layers, layers), now) {
+        if !state.adopt(&held.meta, PerLevel::new(0, held.layers, layers), leased_until, now) {
             tracing::warn!(block = ?name, "leading layers of a block that is whole nowhere are deleted");
             delete(tiers, Level::Disk, &name).await?;
         }
     }
     for (name, held) in objects {
-        if !state.adopt(&held.meta, PerLevel::new(0, 0, held.layers), now) {
+        if !state.adopt(&held.meta, PerLevel::new(0, 0, held.layers), leased_until, now) {
             delete(tiers, Level::Object, &name).await?;
         }
     }

@@ -82,10 +82,16 @@ impl State {
         Counted { meta: meta.clone(), tiers: self.tiers.clone() }
     }
 
-    /// A block that an earlier process left; false where it is whole nowhere.
-    pub(crate) fn adopt(&mut self, meta: &Arc<BlockMeta>, held: PerLevel<u32>, now: Time) -> bool {
+    /// A block that an earlier process left, and may have lent until then; false where it is whole nowhere.
+    pub(crate) fn adopt(
+        &mut self,
+        meta: &Arc<BlockMeta>,
+        held: PerLevel<u32>,
+        leased_until: Time,
+        now: Time,
+    ) -> bool {
         let counted = self.counted(meta);
-        let adopted = self.holdings.adopt(meta.name, counted, held, now);
+        let adopted = self.holdings.adopt(meta.name, counted, held, leased_until);
         if adopted {
             self.show(meta.clone(), now);
         }

@@ -93,6 +93,22 @@ impl DiskStore {
         self.run(move |inner| inner.files.next_epoch(at_least)).await
     }
 
+    /// What was told last of the leases on the blocks here; `None` where nothing ever was.
+    ///
+    /// # Errors
+    /// I/O.
+    pub async fn leases_note(&self) -> Result<Option<String>, StoreError> {
+        self.run(|inner| inner.files.leases_note()).await
+    }
+
+    /// Keeps a word on leases for the next process; durable when the future resolves.
+    ///
+    /// # Errors
+    /// I/O; the word before stays.
+    pub async fn note_leases(&self, note: String) -> Result<(), StoreError> {
+        self.run(move |inner| inner.files.note_leases(&note)).await
+    }
+
     /// Runs `work` on a thread that may block, at most [`MAX_CONCURRENT`] at once.
     async fn run<T: Send + 'static>(
         &self,
@@ -274,6 +290,10 @@ impl BlockStore for DiskStore {
         Tier::Disk
     }
 
+    fn use_buffers(&self, arena: Arena) {
+        self.inner.files.use_buffers(arena);
+    }
+
     fn charge(&self, meta: &BlockMeta, layers: u32) -> u64 {
         format::file_octets(meta, layers)
     }
@@ -288,10 +308,6 @@ impl BlockStore for DiskStore {
 
     fn part(&self, name: BlockName, range: LayerRange) -> StoreFuture<'_, Option<BlockPart>> {
         Box::pin(self.run(move |inner| inner.part(&name, range)))
-    }
-
-    fn use_buffers(&self, arena: Arena) {
-        self.inner.files.use_buffers(arena);
     }
 
     fn trim(&self, name: BlockName, layers: u32) -> StoreFuture<'_, bool> {

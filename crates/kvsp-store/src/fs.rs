@@ -4,6 +4,7 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// Directories and files by path. Calls block; every method may fail as the device does.
@@ -29,13 +30,13 @@ pub trait FileSystem: fmt::Debug + Send + Sync + 'static {
     /// Opens a file for reading.
     ///
     /// # Errors
-    /// `NotFound`; I/O.
+    /// `NotFound`; `InvalidData` for what is no plain file; I/O.
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
 
     /// Opens a file for reading and writing.
     ///
     /// # Errors
-    /// `NotFound`; I/O.
+    /// As [`FileSystem::open`].
     fn open_writable(&self, path: &Path) -> io::Result<Box<dyn OpenFile>>;
 
     /// Makes a file that is not there, for reading and writing.
@@ -138,11 +139,11 @@ impl FileSystem for LocalFileSystem {
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        Ok(Box::new(File::open(path)?))
+        open_file(OpenOptions::new().read(true), path)
     }
 
     fn open_writable(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
-        Ok(Box::new(OpenOptions::new().read(true).write(true).open(path)?))
+        open_file(OpenOptions::new().read(true).write(true), path)
     }
 
     fn create_new(&self, path: &Path) -> io::Result<Box<dyn OpenFile>> {
@@ -166,6 +167,17 @@ impl FileSystem for LocalFileSystem {
         file.try_lock()?;
         Ok(Box::new(LocalLock { _file: file }))
     }
+}
+
+/// A plain file, and at once: a pipe or a device of that name, which somebody laid there, would keep a reader
+/// for ever, and a link would lead it elsewhere.
+fn open_file(options: &mut OpenOptions, path: &Path) -> io::Result<Box<dyn OpenFile>> {
+    let other = || io::Error::new(io::ErrorKind::InvalidData, "not a plain file");
+    let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(path).map_err(|error| {
+        let is_other = matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO | libc::EISDIR));
+        if is_other { other() } else { error }
+    })?;
+    if file.metadata()?.is_file() { Ok(Box::new(file)) } else { Err(other()) }
 }
 
 /// The lock goes with the last handle of the file.

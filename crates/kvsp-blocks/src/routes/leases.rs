@@ -48,6 +48,7 @@ pub(super) async fn create(
         ttl_ms,
         idempotency: idempotency.map(|key| (key, fingerprint(&octets))),
     };
+    cover(&service, ttl_ms).await?;
     let now = service.now();
     let lease = {
         let mut state = service.state();
@@ -85,6 +86,7 @@ pub(super) async fn renew(
 ) -> Result<Response, Failure> {
     let request: RenewRequest = from_slice(&body.json(&service.config.limits).await?)?;
     check_ttl(request.ttl_ms)?;
+    cover(&service, request.ttl_ms).await?;
     let now = service.now();
     let renewed = service.state().holdings.renew_lease(caller.name(), id, request.ttl_ms, now);
     Ok(json(StatusCode::OK, &answer(&renewed.map_err(problems::lease)?, now)))
@@ -109,6 +111,12 @@ fn answer(lease: &Lease<BlockName>, now: Time) -> LeaseAnswer {
         block_keys: lease.granted.iter().map(|name| name.key).collect(),
         missing: Vec::new(),
     }
+}
+
+/// Before a lease is granted it is made sure that a later process of this holder keeps its promise.
+async fn cover(service: &BlockService, ttl_ms: u64) -> Result<(), Failure> {
+    let ttl_ms = ttl_ms.min(service.config.limits.max_lease_ttl_ms);
+    service.lease_horizon.cover(ttl_ms).await.map_err(|error| problems::store(&error).into())
 }
 
 fn check_ttl(ttl_ms: u64) -> Result<(), Failure> {

@@ -174,11 +174,10 @@ pub struct Holdings<K, B> {
     copies: BTreeMap<K, u64>,
     /// Cuts to make later, most because a device refused them, and when.
     refused: BTreeSet<(Time, Cut<K>)>,
-    /// Blocks of an earlier process, whose leases are not known: not evicted until the longest TTL of a
-    /// lease has passed.
+    /// Blocks of an earlier process, whose leases are not known: neither evicted nor deleted until the last
+    /// of them can have ended.
     adopted: BTreeSet<K>,
     adopted_until: Time,
-    max_lease_ttl_ms: u64,
 }
 
 impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
@@ -206,7 +205,6 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
             refused: BTreeSet::new(),
             adopted: BTreeSet::new(),
             adopted_until: Time::default(),
-            max_lease_ttl_ms: config.leases.max_ttl_ms,
         })
     }
 

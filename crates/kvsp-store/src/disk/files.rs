@@ -4,6 +4,7 @@
 //! LOCK          locked by the process that uses the directory
 //! FORMAT        "KVSPDISK 2\n"
 //! epoch         the highest epoch handed out, in decimal
+//! leases        until when blocks here may be under lease, as who grants leases writes it
 //! blocks/ab/    files of the blocks whose key starts with octet ab, named compat-scope-key
 //! tmp/          files being written; emptied at the start
 //! quarantine/   rotten files
@@ -21,8 +22,8 @@ use kvsp_proto::container::{Container, LayerRange};
 use super::DiskConfig;
 use super::scan::scan;
 use crate::block::{BlockMeta, BlockName, BlockPart, StoredBlock};
-use crate::disk::format;
 use crate::buffers::Buffers;
+use crate::disk::format;
 use crate::fs::{FileSystem, Lock, OpenFile};
 use crate::store::StoreError;
 use crate::verify::{container_of, part_of};
@@ -280,7 +281,12 @@ impl Files {
     }
 
     fn find(&self, name: &BlockName) -> Result<Box<dyn OpenFile>, StoreError> {
-        present(self.fs.open(&self.path(name)))?.ok_or(StoreError::Rotten("its file is gone"))
+        match present(self.fs.open(&self.path(name))) {
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                Err(StoreError::Rotten("it is not a plain file"))
+            }
+            found => found?.ok_or(StoreError::Rotten("its file is gone")),
+        }
     }
 
     /// Cuts a file to its leading layers. Whether the cut is done, though perhaps not durable, where this
@@ -322,6 +328,14 @@ impl Files {
             return u64::MAX;
         };
         entries.iter().filter_map(|entry| self.fs.octets(&entry.path).ok()).sum()
+    }
+
+    pub(super) fn leases_note(&self) -> Result<Option<String>, StoreError> {
+        Ok(read_text(self.fs.as_ref(), &self.dir.join("leases"))?)
+    }
+
+    pub(super) fn note_leases(&self, note: &str) -> Result<(), StoreError> {
+        Ok(self.replace(&self.dir.join("leases"), &[note.as_bytes()])?)
     }
 
     pub(super) fn next_epoch(&self, at_least: u64) -> Result<u64, StoreError> {

@@ -156,6 +156,31 @@ async fn a_file_that_somebody_removed_is_missed() {
     assert!(store.get(block.meta.name).await.unwrap().is_some());
 }
 
+/// What lies under a block's name and is no plain file is rot like any other: nobody waits for a pipe, and
+/// nobody follows a link.
+#[tokio::test]
+async fn what_is_no_plain_file_is_rotten() {
+    let lay: [fn(&Path); 3] = [
+        |path| assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success()),
+        |path| std::os::unix::fs::symlink("/dev/zero", path).unwrap(),
+        |path| fs::create_dir(path).unwrap(),
+    ];
+    for lay in lay {
+        let dir = TempDir::new().unwrap();
+        let block = sample(1, 2, 3);
+        let config = DiskConfig { dir: dir.path().into(), quarantine_octets: 1 << 20 };
+        let store = DiskStore::open(config).await.unwrap();
+        store.put(block.clone()).await.unwrap();
+        let path = only_file(dir.path());
+        fs::remove_file(&path).unwrap();
+        lay(&path);
+        assert!(matches!(store.get(block.meta.name).await, Err(StoreError::Rotten(_))));
+        assert!(store.get(block.meta.name).await.unwrap().is_none());
+        store.put(block.clone()).await.unwrap();
+        assert!(store.get(block.meta.name).await.unwrap().is_some());
+    }
+}
+
 #[tokio::test]
 async fn what_was_cut_is_cut_after_a_restart() {
     let dir = TempDir::new().unwrap();
@@ -187,6 +212,6 @@ async fn what_is_read_counts_in_the_arena_and_is_refused_without_room() {
     assert_eq!(arena.used(), arena.capacity());
     drop(first);
     assert_eq!(arena.used(), 0);
-}
     let second = store.get(name).await.unwrap().unwrap();
     assert_eq!(second.container.bytes(), block.container.bytes());
+}

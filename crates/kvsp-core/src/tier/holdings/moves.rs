@@ -275,10 +275,10 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
         self.refused.first().map(|&(due, _)| due)
     }
 
-    /// A block of an earlier process is there, `held` layers in each tier. It is not evicted until the
-    /// longest lease that the earlier process can have granted has ended. False, and no change, where it is
-    /// known already or whole in no tier that outlives a process.
-    pub fn adopt(&mut self, key: K, block: B, held: PerLevel<u32>, now: Time) -> bool {
+    /// A block of an earlier process is there, `held` layers in each tier. It may be under a lease of that
+    /// process until `leased_until` at the latest, and is neither evicted nor deleted before. False, and no
+    /// change, where it is known already or whole in no tier that outlives a process.
+    pub fn adopt(&mut self, key: K, block: B, held: PerLevel<u32>, leased_until: Time) -> bool {
         let whole = [Level::Disk, Level::Object].into_iter().any(|level| held[level] == block.layers());
         if !whole || self.blocks.contains_key(&key) {
             return false;
@@ -289,7 +289,7 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
             self.set_held(&key, level, *layers);
         }
         self.adopted.insert(key);
-        self.adopted_until = now.after_millis(self.max_lease_ttl_ms);
+        self.adopted_until = self.adopted_until.max(leased_until);
         true
     }
 
@@ -309,6 +309,11 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
         room
     }
 
+    /// Whether a block may be under a lease of an earlier process.
+    pub(super) fn may_be_leased(&self, key: &K, now: Time) -> bool {
+        now < self.adopted_until && self.adopted.contains(key)
+    }
+
     /// Removes a block at its owner's wish.
     pub fn remove(&mut self, key: &K, now: Time) -> Removed<K> {
         self.expire(now);
@@ -318,7 +323,7 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
         if entry.stage != Stage::Here || !entry.moves_nowhere() {
             return Removed::Busy;
         }
-        if self.leases.covers(key) {
+        if self.leases.covers(key) || self.may_be_leased(key, now) {
             return Removed::Leased;
         }
         Removed::Was(self.begin_leaving(*key, None))

@@ -106,12 +106,14 @@ impl<K: Copy + Ord + std::fmt::Debug + 'static, B: Block> Holdings<K, B> {
             // A copy that waits for its turn is worth more than one of a block that is hot again.
             return (!entry.cold_copy).then_some((entry, Offer::Spare(Spare { half: None, ..spare })));
         }
-        let frozen = now < self.adopted_until && self.adopted.contains(&key);
-        if frozen || self.leases.covers(&key) || self.pins.covers(&key) {
+        if self.leases.covers(&key) || self.pins.covers(&key) {
             return None;
         }
         if elsewhere {
             return Some((entry, Offer::Spare(spare)));
+        }
+        if self.may_be_leased(&key, now) {
+            return None;
         }
         (!entry.is_arriving_somewhere()).then_some((entry, Offer::Last(octets)))
     }

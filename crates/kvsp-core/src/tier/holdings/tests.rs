@@ -264,18 +264,39 @@ fn a_copy_that_is_lost_leaves_the_other() {
 fn blocks_of_an_earlier_process_stay_until_its_leases_have_ended() {
     let mut machine = machine([0, 40, 0]);
     let on_disk = |layers| PerLevel::new(0, layers, 0);
-    assert!(machine.adopt(1, Layers(2, A), on_disk(2), at(0)));
-    assert!(machine.adopt(2, Layers(2, A), on_disk(2), at(0)));
-    assert!(!machine.adopt(3, Layers(2, A), on_disk(1), at(0)), "whole nowhere");
+    assert!(machine.adopt(1, Layers(2, A), on_disk(2), at(1000)));
+    assert!(machine.adopt(2, Layers(2, A), on_disk(2), at(1000)));
+    assert!(!machine.adopt(3, Layers(2, A), on_disk(1), at(1000)), "whole nowhere");
     assert_eq!(put(&mut machine, 3, at(999)), Err(AdmitError::Full));
+    assert_eq!(machine.remove(&2, at(999)), Removed::Leased);
     assert_eq!(put(&mut machine, 3, at(1000)), Ok(vec![1]));
+    assert!(matches!(machine.remove(&2, at(1000)), Removed::Was(_)));
+}
+
+#[test]
+fn what_an_earlier_process_never_leased_makes_room_at_once() {
+    let mut machine = machine([0, 40, 0]);
+    for key in [1, 2] {
+        assert!(machine.adopt(key, Layers(2, A), PerLevel::new(0, 2, 0), at(0)));
+    }
+    assert_eq!(put(&mut machine, 3, at(0)), Ok(vec![1]));
+}
+
+#[test]
+fn a_block_that_may_be_leased_leaves_the_disk_where_the_object_store_has_it() {
+    let mut machine = machine([0, 40, 80]);
+    for key in [1, 2] {
+        assert!(machine.adopt(key, Layers(2, A), PerLevel::new(0, 2, 2), at(1000)));
+    }
+    assert_eq!(put(&mut machine, 3, at(1)), Ok(vec![]), "nobody is evicted for it");
+    assert_eq!(machine.len(), 3);
 }
 
 #[test]
 fn a_cap_that_was_lowered_is_kept_once_the_leases_have_ended() {
     let mut machine = machine([0, 40, 0]);
     for key in 1..=3 {
-        assert!(machine.adopt(key, Layers(2, A), PerLevel::new(0, 2, 0), at(0)));
+        assert!(machine.adopt(key, Layers(2, A), PerLevel::new(0, 2, 0), at(1000)));
     }
     assert!(machine.shrink(at(999)).is_empty());
     assert_eq!(machine.shrink(at(1000)).evicted, [1]);
