@@ -141,6 +141,35 @@ async fn what_an_earlier_process_may_have_leased_is_not_evicted() {
     holder.stop().await;
 }
 
+#[tokio::test]
+async fn a_full_holder_that_never_lent_takes_blocks_right_after_a_restart() {
+    let dir = TempDir::new().unwrap();
+    let first = Holder::start(on_disk(dir.path(), 12 << 10)).await;
+    assert_eq!(first.put(&path(1), container(1, 1, 4000).bytes()).await.status, 201);
+    first.stop().await;
+    let holder = Holder::start(on_disk(dir.path(), 12 << 10)).await;
+    assert_eq!(holder.put(&path(2), container(2, 1, 4000).bytes()).await.status, 201);
+    assert_problem(&holder.get(&path(1)).await, 404, "kvsp-block-not-found");
+    holder.stop().await;
+}
+
+#[tokio::test]
+async fn a_block_that_may_be_leased_is_not_deleted_after_a_restart() {
+    let dir = TempDir::new().unwrap();
+    let first = Holder::start(on_disk(dir.path(), 64 << 10)).await;
+    assert_eq!(first.put(&path(1), container(1, 1, 1000).bytes()).await.status, 201);
+    let lease = json!({
+        "compat_id": COMPAT, "scope_id": SCOPE, "block_keys": [key(1)], "ttl_ms": 60_000
+    });
+    assert_eq!(first.json("POST", "leases", &lease).await.status, 201);
+    first.stop().await;
+    let holder = Holder::start(on_disk(dir.path(), 64 << 10)).await;
+    let refused = holder.send("DELETE", &path(1), &[], &[]).await;
+    assert_problem(&refused, 409, "kvsp-block-leased");
+    assert_eq!(holder.get(&path(1)).await.status, 200);
+    holder.stop().await;
+}
+
 /// `KVSP_SOAK_OPS` makes it ten thousand blocks; then what it prints is worth reading.
 #[tokio::test]
 async fn a_restart_with_many_blocks_serves_them_all() {
