@@ -66,6 +66,7 @@ impl Bucket {
             quarantined: AtomicU64::new(0),
         };
         bucket.take_possession(&config.owner).await?;
+        config.sweep()?;
         let sub = bucket.prefix.clone().join("quarantine");
         let sizes = bucket.backend.list(Some(&sub)).map_ok(|object| object.size);
         let used = sizes.try_fold(0_u64, |sum, size| async move { Ok(sum.saturating_add(size)) });

@@ -73,6 +73,16 @@ impl ObjectConfig {
         Ok((Arc::new(store), prefix))
     }
 
+    /// Removes what a process that was killed had half-written in a directory of ours: the library writes aside,
+    /// under the object's name, `#` and a number, and neither lists nor removes that later, so that it would count
+    /// against no cap. An S3 server does that by itself.
+    pub(super) fn sweep(&self) -> Result<(), StoreError> {
+        let Some(dir) = self.url.strip_prefix("file://") else {
+            return Ok(());
+        };
+        ["blocks", "quarantine"].iter().try_for_each(|sub| sweep(&Path::new(dir).join(sub)))
+    }
+
     fn s3(&self, bucket: &str) -> Result<AmazonS3Builder, StoreError> {
         let client = ClientOptions::new()
             .with_connect_timeout(CONNECT_TIMEOUT)
@@ -121,6 +131,27 @@ fn local(dir: &Path) -> Result<LocalFileSystem, StoreError> {
     let store = LocalFileSystem::new_with_prefix(dir).map_err(|error| unusable(&error.to_string()))?;
     // What a put acknowledges outlives a loss of power.
     Ok(store.with_fsync(true))
+}
+
+/// Removes files being written from a directory and those in it.
+fn sweep(dir: &Path) -> Result<(), StoreError> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            sweep(&entry.path())?;
+        } else if is_half_written(&entry.file_name().to_string_lossy()) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn is_half_written(name: &str) -> bool {
+    name.rsplit_once('#').is_some_and(|(_, n)| !n.is_empty() && n.bytes().all(|c| c.is_ascii_digit()))
 }
 
 fn unusable(why: &str) -> StoreError {
@@ -177,6 +208,26 @@ mod tests {
             config.endpoint = Some("http://127.0.0.1:1/".into());
             assert_eq!(config.connect().unwrap().1.as_ref(), prefix, "{url}");
         }
+    }
+
+    #[test]
+    fn what_was_half_written_is_swept_away() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let shard = dir.path().join("blocks").join("ab");
+        fs::create_dir_all(&shard).unwrap();
+        for name in ["whole", "whole#1", "#2", "other#x"] {
+            fs::write(shard.join(name), "octets").unwrap();
+        }
+        fs::write(dir.path().join("mine#1"), "octets").unwrap();
+        ObjectConfig::new(format!("file://{}", dir.path().display()), "owner").sweep().unwrap();
+        let names = |dir: &Path| {
+            let mut names: Vec<_> =
+                fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            names.sort_unstable();
+            names
+        };
+        assert_eq!(names(&shard), ["other#x", "whole"]);
+        assert_eq!(names(dir.path()), ["blocks", "mine#1"], "what is not ours stays");
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub(super) const RAW_BLOCKS: usize = 16;
 /// Octets of a request's head to the raw server: a whole line of the cache, so that a container behind it lies
 /// no odd octets off its place in a page, which makes copies slow.
 const ASKED: usize = 64;
-/// The longest answer of [`Ask::octets`], and the longest request.
+/// The longest answer that is asked for, and the longest request.
 const MOST_OCTETS: usize = 4 << 20;
 
 /// Which limit.
