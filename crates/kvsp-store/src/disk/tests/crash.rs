@@ -48,8 +48,8 @@ impl Drawn {
 /// How many random histories: more where a soak asks for them.
 fn histories() -> u64 {
     let wanted = std::env::var("KVSP_SOAK_OPS").ok().and_then(|text| text.parse::<u64>().ok());
-    // One takes a fifth of a second: hundreds of syncs, each looked behind.
-    wanted.map_or(5, |operations| (operations / 500).max(5))
+    // One takes about half a second: hundreds of syncs, each looked behind.
+    wanted.map_or(5, |operations| (operations / 1000).max(5))
 }
 
 #[test]
