@@ -1,7 +1,6 @@
 //! Calls to the Index Service (draft sections 6.1 and 6.2), and those that every role shares.
 
 mod events;
-mod sse;
 
 pub use events::{EventsQuery, IndexEvent, IndexEvents};
 

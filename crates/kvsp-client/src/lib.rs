@@ -23,6 +23,9 @@ mod layer_stream;
 mod leases;
 pub mod policy;
 mod pool;
+mod sessions;
+mod sse;
+mod tokens;
 mod transport;
 pub mod verify;
 
@@ -32,5 +35,6 @@ pub use config::ClientConfig;
 pub use error::ClientError;
 pub use index::{EventsQuery, IndexEvent, IndexEvents};
 pub use layer_stream::{LayerStream, StreamedLayer};
+pub use tokens::TokenStream;
 pub use transport::Client;
 pub use verify::VerifyError;

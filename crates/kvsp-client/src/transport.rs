@@ -101,6 +101,11 @@ impl Client {
         Self { shared: Arc::clone(&self.shared), timeout }
     }
 
+    /// The time for whole answers.
+    pub(crate) const fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// The settings.
     #[must_use]
     pub fn config(&self) -> &ClientConfig {

@@ -5,6 +5,7 @@ mod lease;
 mod placement;
 mod prefetch;
 mod root;
+mod session;
 
 pub use index::{
     BatchAnswer, BatchRequest, Detail, LookupAnswer, LookupBlock, LookupRequest, ReplicaList, ReplicaName,
@@ -19,3 +20,7 @@ pub use prefetch::{
     PrefetchDirective,
 };
 pub use root::{Limits, ServiceRoot};
+pub use session::{
+    CheckpointAppend, FailoverRequest, Needs, PromptRequest, ResumeAnswer, ResumeRequest, SessionAck,
+    SessionList, SessionState, SessionView, TokenEvent,
+};

@@ -24,6 +24,13 @@ pub const SCOPE_HEADER: &str = "kvsp-scope-id";
 /// The header of a block sequence that tells how many leading blocks are sent.
 pub const BLOCKS_HEADER: &str = "kvsp-blocks";
 
+/// The header by which an inference request joins a session.
+pub const SESSION_HEADER: &str = "kvsp-session";
+/// The header by which it names the session's epoch.
+pub const SESSION_EPOCH_HEADER: &str = "kvsp-session-epoch";
+/// The header of a token stream that tells what the instance waits for.
+pub const SESSION_NEEDS_HEADER: &str = "kvsp-session-needs";
+
 /// One replica record.
 pub const REPLICA_ROUTE: &str = "replicas/{compat}/{scope}/{block_key}/{holder}";
 /// The replica records of one block.
@@ -64,6 +71,24 @@ pub const DIRECTIVE_ROUTE: &str = "prefetch/{directive}";
 pub const STATE: &str = "state";
 /// An instance's own status.
 pub const STATUS: &str = "status";
+/// All sessions of the controller (an extension).
+pub const SESSIONS: &str = "sessions";
+/// One session, of the controller and of an instance.
+pub const SESSION_ROUTE: &str = "sessions/{session}";
+/// What is recorded of a session.
+pub const SESSION_CHECKPOINT_ROUTE: &str = "sessions/{session}/checkpoint";
+/// What the front end gave with the placement (extension `session-continuation`).
+pub const SESSION_CONTINUATION_ROUTE: &str = "sessions/{session}/continuation";
+/// The report of a broken stream (extension `session-failover`).
+pub const SESSION_FAILOVER_ROUTE: &str = "sessions/{session}/failover";
+/// The order to an instance to go on with a session.
+pub const SESSION_RESUME_ROUTE: &str = "sessions/{session}/resume";
+/// The prompt, for an instance that lacks its blocks.
+pub const SESSION_PROMPT_ROUTE: &str = "sessions/{session}/prompt";
+/// The output tokens of a session at its instance.
+pub const SESSION_TOKENS_ROUTE: &str = "sessions/{session}/tokens";
+/// The answer of a session, for a client of the gateway that comes back.
+pub const STREAM_ROUTE: &str = "v1/streams/{session}";
 /// Text completions, of an instance and of the gateway (OpenAI API).
 pub const COMPLETIONS: &str = "v1/completions";
 /// Chat completions of the gateway (OpenAI API).
@@ -135,4 +160,46 @@ pub fn lease(lease: Uuid) -> String {
 #[must_use]
 pub fn directive(directive: Uuid) -> String {
     format!("prefetch/{directive}")
+}
+
+/// A session.
+#[must_use]
+pub fn session(session: Uuid) -> String {
+    format!("sessions/{session}")
+}
+
+/// The checkpoint of a session.
+#[must_use]
+pub fn session_checkpoint(session: Uuid) -> String {
+    format!("sessions/{session}/checkpoint")
+}
+
+/// The continuation of a session.
+#[must_use]
+pub fn session_continuation(session: Uuid) -> String {
+    format!("sessions/{session}/continuation")
+}
+
+/// The report of a session's broken stream.
+#[must_use]
+pub fn session_failover(session: Uuid) -> String {
+    format!("sessions/{session}/failover")
+}
+
+/// The order to go on with a session.
+#[must_use]
+pub fn session_resume(session: Uuid) -> String {
+    format!("sessions/{session}/resume")
+}
+
+/// The prompt of a session.
+#[must_use]
+pub fn session_prompt(session: Uuid) -> String {
+    format!("sessions/{session}/prompt")
+}
+
+/// The output tokens of a session.
+#[must_use]
+pub fn session_tokens(session: Uuid, from: u64) -> String {
+    format!("sessions/{session}/tokens?from={from}")
 }

@@ -9,10 +9,10 @@ use kvsp_proto::message::ReplicaName;
 use kvsp_proto::path::{self, MEDIA_EVENTS};
 use kvsp_proto::uri::BaseUri;
 
-use super::sse::{Message, Parser};
 use crate::answer::require_media;
 use crate::body::StreamedBody;
 use crate::error::ClientError;
+use crate::sse::{Message, Parser};
 use crate::transport::{Call, Client};
 
 /// The header by which a follower says where it was.

@@ -56,10 +56,20 @@ impl SessionCheckpoint {
     /// [`RecordError`]; invalid where `generated` is not `output_offset` tokens long.
     pub fn from_json(body: &[u8]) -> Result<Self, RecordError> {
         let checkpoint: Self = json::from_slice(body)?;
-        if checkpoint.generated.len() as u64 != checkpoint.output_offset {
-            return Err(RecordError::invalid("member generated is not output_offset tokens long"));
-        }
+        checkpoint.check()?;
         Ok(checkpoint)
+    }
+
+    /// Check what a record says of itself.
+    ///
+    /// # Errors
+    /// [`RecordError::Invalid`] where `generated` is not `output_offset` tokens long.
+    pub(crate) fn check(&self) -> Result<(), RecordError> {
+        if self.generated.len() as u64 == self.output_offset {
+            Ok(())
+        } else {
+            Err(RecordError::invalid("member generated is not output_offset tokens long"))
+        }
     }
 }
 

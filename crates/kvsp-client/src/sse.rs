@@ -9,18 +9,18 @@ const MAX_OCTETS: usize = 1 << 20;
 
 /// What comes before a blank line: an event, or only where the reader is.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Message {
+pub(crate) struct Message {
     /// The reader's place after it.
-    pub(super) id: Option<String>,
+    pub(crate) id: Option<String>,
     /// The event's name; empty for none.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Its data; several lines joined.
-    pub(super) data: String,
+    pub(crate) data: String,
 }
 
 /// Takes a stream apart as it arrives.
 #[derive(Debug, Default)]
-pub(super) struct Parser {
+pub(crate) struct Parser {
     line: Vec<u8>,
     message: Message,
     has_data: bool,
@@ -32,7 +32,7 @@ impl Parser {
     ///
     /// # Errors
     /// [`ClientError::TooLarge`].
-    pub(super) fn take(&mut self, octets: &[u8], ready: &mut VecDeque<Message>) -> Result<(), ClientError> {
+    pub(crate) fn take(&mut self, octets: &[u8], ready: &mut VecDeque<Message>) -> Result<(), ClientError> {
         for &octet in octets {
             let after_cr = std::mem::replace(&mut self.after_cr, octet == b'\r');
             match octet {
@@ -51,11 +51,12 @@ impl Parser {
         let octets = std::mem::take(&mut self.line);
         if octets.is_empty() {
             let mut message = std::mem::take(&mut self.message);
-            if !std::mem::replace(&mut self.has_data, false) {
+            let has_data = std::mem::replace(&mut self.has_data, false);
+            if !has_data {
                 // Without data it is no event, but the place counts.
                 message.name.clear();
             }
-            if message.id.is_some() || !message.name.is_empty() {
+            if has_data || message.id.is_some() {
                 ready.push_back(message);
             }
             return Ok(());
@@ -97,12 +98,13 @@ mod tests {
     #[test]
     fn lines_fields_and_comments_are_told_apart() {
         let text = ": hello\nid: 1-0\n\nevent: publish\r\nid:1-1\r\ndata: {\"a\":\r\ndata:  1}\r\n\r\n\
-            : still here\rid: 1-2\r\revent: x\n\ndata: lost";
+            : still here\rid: 1-2\r\revent: x\n\ndata: {}\n\ndata: lost";
         let some = |id: &str| Some(id.to_owned());
         let want = [
             (some("1-0"), String::new(), String::new()),
             (some("1-1"), "publish".to_owned(), "{\"a\":\n 1}".to_owned()),
             (some("1-2"), String::new(), String::new()),
+            (None, String::new(), "{}".to_owned()),
         ];
         for cut in [1, 2, 3, 7, text.len()] {
             assert_eq!(messages(text, cut), want, "in pieces of {cut}");
