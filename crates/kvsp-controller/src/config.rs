@@ -1,5 +1,6 @@
 //! Settings of the Placement Controller.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kvsp_core::instances::InstancesConfig;
@@ -14,6 +15,11 @@ use serde::Deserialize;
 pub struct ControllerConfig {
     /// The Index Service; without one, and while it is away, requests are placed without cache knowledge.
     pub index: Option<BaseUri>,
+    /// The folder of the sessions; without one a temporary folder that goes with the process.
+    pub state: Option<PathBuf>,
+    /// The file of the key that encrypts what is in that folder; without one it lies beside it, made at the
+    /// first start.
+    pub state_key: Option<PathBuf>,
     /// ms that a placement waits for the index.
     pub index_timeout_ms: u64,
     /// ms that a placement waits for an instance to take a directive.
@@ -48,6 +54,8 @@ impl Default for ControllerConfig {
             (InstancesConfig::default(), DirectiveBounds::default(), Limits::default());
         Self {
             index: None,
+            state: None,
+            state_key: None,
             index_timeout_ms: 1_000,
             prefetch_timeout_ms: 500,
             state_timeout_ms: 2_000,

@@ -4,6 +4,7 @@ mod args;
 mod model;
 mod ready;
 mod roles;
+mod state;
 mod tiers;
 
 use std::process::ExitCode;

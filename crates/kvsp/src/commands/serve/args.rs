@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use kvsp_proto::uri::BaseUri;
 
-use super::StartError;
 use super::tiers::TierArgs;
+use super::{StartError, state};
 use crate::config::FileConfig;
 use crate::octets::Octets;
 
@@ -32,6 +32,7 @@ pub(crate) enum RoleName {
 #[command(after_help = "Examples:
   kvsp serve all --model tiny
   kvsp serve index --listen 127.0.0.1:7701 --snapshot index.snapshot
+  kvsp serve controller --listen 127.0.0.1:7703 --index http://127.0.0.1:7701/kvsp/ --state sessions
   kvsp serve holder --index http://127.0.0.1:7701/kvsp/ --disk-dir blocks --disk-octets 64GiB
   kvsp serve instance --model model.gguf --name org/model --scope-key scope.key \\
       --index http://127.0.0.1:7701/kvsp/ --controller http://127.0.0.1:7703/kvsp/")]
@@ -69,6 +70,14 @@ pub(crate) struct ServeArgs {
     /// File in which an index keeps its records, so that it answers at once after a restart; absent for none.
     #[arg(long, value_name = "FILE", env = "KVSP_SNAPSHOT")]
     snapshot: Option<PathBuf>,
+    /// Folder in which a controller keeps its sessions; one controller at a time. By default
+    /// $XDG_STATE_HOME/kvsp/controller-PORT; with port 0 a temporary one, so that sessions end with the process.
+    #[arg(long, value_name = "DIR", env = "KVSP_STATE")]
+    state: Option<PathBuf>,
+    /// File of the key that encrypts what is in the state folder, readable by its owner alone; by default made
+    /// there at the first start.
+    #[arg(long, value_name = "FILE", env = "KVSP_STATE_KEY")]
+    state_key: Option<PathBuf>,
     /// The model of an instance or gateway: a Hugging Face folder, a GGUF file, or `tiny`.
     #[arg(long, value_name = "PATH|tiny", env = "KVSP_MODEL")]
     model: Option<String>,
@@ -121,9 +130,17 @@ impl ServeArgs {
             *name = self.served_name.clone().or(name.take());
         }
         config.index.snapshot_path = self.snapshot.clone().or(config.index.snapshot_path.take());
+        self.merge_state(&mut config);
         self.merge_tiers(&mut config)?;
         self.merge_model(&mut config);
         Ok(config)
+    }
+
+    fn merge_state(&self, config: &mut FileConfig) {
+        let controller = &mut config.controller;
+        controller.state_key = self.state_key.clone().or(controller.state_key.take());
+        let default = || state::default_folder(self.role, config.service.listen.port());
+        controller.state = self.state.clone().or(controller.state.take()).or_else(default);
     }
 
     /// The tier flags are those of the one role that has tiers; `all` gives them to its holder.
