@@ -109,6 +109,19 @@ impl BlockKeyChain {
         Self { key, message, block_tokens, filled: 0, last: None }
     }
 
+    /// The chain right after the complete block of this key, whose tokens need not be known: the keys that
+    /// follow cover them through it.
+    #[must_use]
+    pub fn after(last: BlockKey, scope_key: &ScopeKey, compat_id: CompatId, block_tokens: u32) -> Self {
+        let mut chain = Self::new(scope_key, compat_id, block_tokens);
+        match &mut chain.message {
+            Message::LaidOut(message) => write_previous(message, &last.0),
+            Message::Streamed(streamed) => streamed.restart(&last.0),
+        }
+        chain.last = Some(last);
+        chain
+    }
+
     /// Takes in one token; the key of the block that it completes, if it completes one.
     pub fn push(&mut self, token: u32) -> Option<BlockKey> {
         self.take(&mut [token].as_slice())
@@ -215,6 +228,13 @@ impl Streamed {
         let key = std::mem::replace(&mut self.mac, self.start.clone()).finish();
         self.mac.update(&key);
         key
+    }
+
+    /// Begins a block after the one of this key.
+    fn restart(&mut self, previous: &[u8; ID_OCTETS]) {
+        self.mac = self.start.clone();
+        self.mac.update(previous);
+        self.gathered_tokens = 0;
     }
 }
 

@@ -47,6 +47,20 @@ fn a_partial_block_has_no_key_and_a_fork_goes_its_own_way() {
     assert_eq!(block_keys(&key(32), CompatId::default(), 0, &[1, 2, 3]), []);
 }
 
+#[test]
+fn a_chain_goes_on_after_a_block_known_by_its_key_alone() {
+    // Laid out in memory, and streamed.
+    for block_tokens in [3, MAX_LAID_OUT_TOKENS + 1] {
+        let tokens: Vec<u32> = (0..4 * block_tokens + 1).collect();
+        let all = block_keys(&key(32), CompatId([9; 32]), block_tokens, &tokens);
+        for blocks in 1..=4 {
+            let mut chain = BlockKeyChain::after(all[blocks - 1], &key(32), CompatId([9; 32]), block_tokens);
+            assert_eq!((chain.last(), chain.partial_tokens()), (Some(all[blocks - 1]), 0));
+            assert_eq!(chain.extend(&tokens[blocks * block_tokens as usize..]), all[blocks..]);
+        }
+    }
+}
+
 /// The keys by the library, each over its whole message.
 fn oracle(scope_key: &[u8], compat_id: CompatId, block_tokens: u32, tokens: &[u32]) -> Vec<BlockKey> {
     let mut keys = vec![BlockKey::default()];
