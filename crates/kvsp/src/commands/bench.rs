@@ -3,6 +3,7 @@
 
 mod block_keys;
 mod blocks;
+mod checkpoints;
 mod child;
 mod contest;
 mod error;
@@ -22,6 +23,7 @@ mod report;
 mod row;
 mod wire;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::stdout;
@@ -45,6 +47,8 @@ enum BenchName {
     Put,
     /// Lookups and publishing over HTTP, beside the bare writing of the answer and Redis.
     IndexHttp,
+    /// Durable checkpoints of 64 sessions, beside synced writes and a handler that answers at once.
+    Checkpoints,
 }
 
 /// Measure the speed of the parts on this machine, beside limits measured in the same run.
@@ -52,6 +56,7 @@ enum BenchName {
 #[command(after_help = "Examples:
   kvsp bench
   kvsp bench get --quick --json
+  kvsp bench checkpoints --state-dir /var/lib/kvsp
 
 Every figure is a median with the lowest and highest of all rounds; what is compared is measured in turns, and
 a ratio is that of one round. GB is 10^9 octets. Where a goal is beside a figure, it is information: it changes
@@ -63,6 +68,9 @@ pub(crate) struct BenchArgs {
     /// Fewer and smaller rounds: a look, not a measurement.
     #[arg(long)]
     quick: bool,
+    /// Directory on the device on which `checkpoints` keeps its state; by default that of temporary files.
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
     /// Serve a limit to another `kvsp bench` that started this one.
     #[arg(long, hide = true, value_enum)]
     limit: Option<LimitName>,
@@ -80,6 +88,7 @@ impl BenchArgs {
                 BenchName::Get,
                 BenchName::Put,
                 BenchName::IndexHttp,
+                BenchName::Checkpoints,
             ];
         }
         match self.measure_and_print(json) {
@@ -112,6 +121,7 @@ impl BenchArgs {
                 BenchName::Get => get::measure(self.quick)?,
                 BenchName::Put => put::measure(self.quick)?,
                 BenchName::IndexHttp => index_http::measure(self.quick)?,
+                BenchName::Checkpoints => checkpoints::measure(self.quick, self.state_dir.as_deref())?,
             };
             if name.uses_network() {
                 bench.notes.push(network.note());
@@ -124,6 +134,6 @@ impl BenchArgs {
 
 impl BenchName {
     const fn uses_network(self) -> bool {
-        matches!(self, Self::Get | Self::Put | Self::IndexHttp)
+        matches!(self, Self::Get | Self::Put | Self::IndexHttp | Self::Checkpoints)
     }
 }

@@ -1,6 +1,8 @@
 //! What the machine can do at best, each in a process of its own: `kvsp bench --limit NAME` serves it on a free
 //! port of loopback, told on stdout, until it is killed.
 
+mod acknowledge;
+
 use std::convert::Infallible;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -21,6 +23,8 @@ use super::wire::Wire;
 pub(super) const RAW_TCP: &str = "raw-tcp";
 /// The name of [`no_content`] on the command line.
 pub(super) const NO_CONTENT: &str = "no-content";
+/// The name of [`acknowledge`] on the command line.
+pub(super) const ACKNOWLEDGE: &str = "acknowledge";
 /// Containers that the raw server has.
 pub(super) const RAW_BLOCKS: usize = 16;
 /// Octets of a request's head to the raw server: a whole line of the cache, so that a container behind it lies
@@ -36,6 +40,8 @@ pub(super) enum LimitName {
     RawTcp,
     /// An HTTP server that reads a body and answers 204.
     NoContent,
+    /// A service of ours that acknowledges checkpoints at once.
+    Acknowledge,
 }
 
 impl LimitName {
@@ -44,6 +50,7 @@ impl LimitName {
         match self {
             Self::RawTcp => raw_tcp(),
             Self::NoContent => no_content(),
+            Self::Acknowledge => acknowledge::serve(),
         }
     }
 }

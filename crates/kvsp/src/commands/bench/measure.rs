@@ -87,6 +87,11 @@ impl Series {
         figure(self.name.clone(), unit, self.samples.iter().map(|s| count / s.wall_s))
     }
 
+    /// Things done a second, round by round.
+    pub(super) fn rates(&self, count: f64) -> impl Iterator<Item = f64> {
+        self.samples.iter().map(move |sample| count / sample.wall_s)
+    }
+
     /// Things done in a second of the serving process's CPU time.
     pub(super) fn server_rate(&self, count: f64, unit: &'static str) -> Figure {
         let name = format!("{}: for a CPU second of the server", self.name);

@@ -128,11 +128,13 @@ impl Wire {
     }
 }
 
-fn find(octets: &[u8], what: &[u8]) -> Option<usize> {
+/// Where it begins, within the first page.
+pub(super) fn find(octets: &[u8], what: &[u8]) -> Option<usize> {
     octets.windows(what.len()).take(PAGE).position(|window| window == what)
 }
 
-fn content_length(head: &str) -> Option<usize> {
+/// The length that a head over HTTP/1.1 tells.
+pub(super) fn content_length(head: &str) -> Option<usize> {
     head.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
         name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
