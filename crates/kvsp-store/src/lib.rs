@@ -11,6 +11,7 @@ pub mod disk;
 pub mod fs;
 mod memory;
 mod object;
+pub mod state;
 mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
