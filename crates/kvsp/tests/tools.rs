@@ -344,6 +344,15 @@ async fn what_is_wrong_has_its_exit_status() {
     assert_eq!(status(&case.args("get", "00", &["--from", &nobody, "-o", &out])).await, 2);
     assert_eq!(status(&case.args("get", key, &["-o", &out])).await, 2, "neither holder nor index");
     assert_eq!(status(&["status", &nobody]).await, 3);
+    let session = "6f1d0a9e-2c55-4d7e-9a0e-5b7f2f9f6a11";
+    let sessions =
+        async |args: &[&str]| status(&[&["sessions", "--controller", &nobody], args].concat()).await;
+    assert_eq!(sessions(&[]).await, 3);
+    assert_eq!(sessions(&["show", session]).await, 3);
+    assert_eq!(sessions(&["show"]).await, 2, "which one");
+    assert_eq!(sessions(&["show", "six"]).await, 2, "not an identifier");
+    assert_eq!(sessions(&["list", session]).await, 2, "that is what show does");
+    assert_eq!(status(&["sessions"]).await, 2, "no controller");
     let elsewhere = case.args("get", key, &["--index", &nobody, "--allow", "10.0.0.0/40", "-o", &out]);
     assert_eq!(status(&elsewhere).await, 2, "not a network");
 }

@@ -1,4 +1,5 @@
-//! The commands that talk to services: `put`, `get`, `lookup`, `status` and `events` (profile section 10).
+//! The commands that talk to services: `put`, `get`, `lookup`, `status`, `sessions` and
+//! `events` (profile section 10).
 
 mod error;
 mod events;
@@ -7,6 +8,7 @@ mod lookup;
 mod output;
 mod peers;
 mod put;
+mod sessions;
 mod status;
 
 use std::process::ExitCode;
@@ -29,6 +31,8 @@ pub(crate) enum ClientCommand {
     Lookup(lookup::LookupArgs),
     /// Show what a service is, or the state of instances.
     Status(status::StatusArgs),
+    /// Show the sessions of a Placement Controller.
+    Sessions(sessions::SessionsArgs),
     /// Follow the changes of an Index Service.
     Events(events::EventsArgs),
 }
@@ -76,6 +80,7 @@ impl ClientCommand {
                 Self::Get(args) => args.answer().await,
                 Self::Lookup(args) => args.answer().await,
                 Self::Status(args) => args.answer().await,
+                Self::Sessions(args) => args.answer().await,
                 Self::Events(args) => return args.follow(json).await.map(|()| false),
             }?;
             answer.print(json).map(|()| answer.miss)

@@ -24,6 +24,8 @@ pub(super) enum CommandError {
     Runtime(io::Error),
     #[error("no service is named")]
     Unnamed,
+    #[error("{0}")]
+    Usage(&'static str),
     #[error("--allow: {0}")]
     Allow(#[from] BadEntry),
     #[error("cannot read {}: {source}", path.display())]
@@ -54,7 +56,7 @@ impl CommandError {
     /// The exit status of the profile's section 10.
     pub(super) fn exit_status(&self) -> u8 {
         match self {
-            Self::Unnamed | Self::Allow(_) => USAGE,
+            Self::Unnamed | Self::Usage(_) | Self::Allow(_) => USAGE,
             Self::Container { .. } | Self::Peer { source: ClientError::Verification(_), .. } => VERIFICATION,
             Self::Peer { source, .. } if source.is_unreachable() => UNREACHABLE,
             Self::Miss(_) => MISS,
