@@ -37,6 +37,9 @@ pub enum ApiError {
     /// The model is not served here.
     #[error("the model {0:?} does not exist; GET v1/models lists those that do")]
     ModelNotFound(String),
+    /// The gateway has no answer of that name, or has it no longer.
+    #[error("there is no stream of that session here, or no longer")]
+    StreamNotFound,
     /// Prompt and output do not fit the context.
     #[error("this model's context is {context} tokens, but the request has {tokens} prompt tokens")]
     ContextLength {
@@ -85,7 +88,7 @@ impl ApiError {
         match self {
             Self::InvalidRequest { .. } | Self::ContextLength { .. } | Self::Refused(_) => 400,
             Self::Forbidden(_) => 403,
-            Self::ModelNotFound(_) | Self::NotFound => 404,
+            Self::ModelNotFound(_) | Self::StreamNotFound | Self::NotFound => 404,
             Self::Method => 405,
             Self::TooLarge(_) => 413,
             Self::MediaType => 415,
@@ -104,6 +107,9 @@ impl ApiError {
             Self::Refused(error) => return ErrorBody { error: error.clone() },
             Self::ModelNotFound(_) => {
                 ("invalid_request_error", Some("model_not_found"), Some("model".to_owned()))
+            }
+            Self::StreamNotFound => {
+                ("invalid_request_error", Some("stream_not_found"), Some("session".to_owned()))
             }
             Self::ContextLength { param, .. } => {
                 ("invalid_request_error", Some("context_length_exceeded"), Some((*param).to_owned()))

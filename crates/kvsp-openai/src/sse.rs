@@ -1,5 +1,7 @@
 //! Server-sent events: the `data:` lines that completions stream.
 
+use std::fmt::Display;
+
 use bytes::Bytes;
 use serde::Serialize;
 
@@ -14,16 +16,42 @@ pub const DONE: &str = "[DONE]";
 /// # Errors
 /// [`serde_json::Error`] where the payload cannot be written.
 pub fn event<T: Serialize>(payload: &T) -> Result<Bytes, serde_json::Error> {
-    let mut out = b"data: ".to_vec();
+    written(String::new(), payload)
+}
+
+/// One event with a JSON payload and the name of the reader's place after it, which is of one line. A client
+/// that comes back gives that name as `Last-Event-ID`.
+///
+/// # Errors
+/// [`serde_json::Error`] where the payload cannot be written.
+pub fn event_at<T: Serialize>(id: impl Display, payload: &T) -> Result<Bytes, serde_json::Error> {
+    written(id_line(id), payload)
+}
+
+fn written<T: Serialize>(head: String, payload: &T) -> Result<Bytes, serde_json::Error> {
+    let mut out = head.into_bytes();
+    out.extend_from_slice(b"data: ");
     serde_json::to_writer(&mut out, payload)?;
     out.extend_from_slice(b"\n\n");
     Ok(out.into())
+}
+
+fn id_line(id: impl Display) -> String {
+    format!("id: {id}\n")
 }
 
 /// The event that ends a stream.
 #[must_use]
 pub fn done() -> Bytes {
     Bytes::from_static(b"data: [DONE]\n\n")
+}
+
+/// The event that ends a stream, with the name of the reader's place after it.
+#[must_use]
+pub fn done_at(id: impl Display) -> Bytes {
+    let mut out = id_line(id).into_bytes();
+    out.extend_from_slice(&done());
+    out.into()
 }
 
 /// A comment, which clients ignore: keeps a silent connection alive.
@@ -83,6 +111,15 @@ mod tests {
             let got: Vec<String> = stream.chunks(size).flat_map(|c| reader.push(c).unwrap()).collect();
             assert_eq!(got, [r#"{"a":"ü\n"}"#, "[1]", DONE], "{size}");
         }
+    }
+
+    #[test]
+    fn an_event_names_its_place() {
+        let event = event_at("3:end", &serde_json::json!({"a": 1})).unwrap();
+        assert_eq!(event, "id: 3:end\ndata: {\"a\":1}\n\n");
+        assert_eq!(done_at(7), "id: 7\ndata: [DONE]\n\n");
+        let mut reader = EventReader::default();
+        assert_eq!(reader.push(&event).unwrap(), [r#"{"a":1}"#]);
     }
 
     #[test]
