@@ -1,4 +1,5 @@
-//! The KVSP decisions as state machines without I/O: index, leases, tiers, prefetch, cost and placement.
+//! The KVSP decisions as state machines without I/O: index, leases, tiers, prefetch, cost, placement and
+//! sessions.
 //!
 //! Time is an argument, never read; nothing here locks, spawns, sleeps or touches a socket.
 
@@ -9,5 +10,6 @@ pub mod instances;
 pub mod lease;
 pub mod placement;
 pub mod prefetch;
+pub mod session;
 pub mod tier;
 pub mod time;
