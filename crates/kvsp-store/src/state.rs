@@ -4,8 +4,13 @@
 //! A commit is atomic, and durable when it returns. Who may write is told by a *fencing term*: every open takes a
 //! higher one, durably, and a handle of an older term writes no more.
 
+#[cfg(any(test, feature = "testing"))]
+pub mod conformance;
 mod group;
 mod memory;
+mod redb;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::sync::Arc;
@@ -14,6 +19,7 @@ use bytes::Bytes;
 
 pub use group::{GroupBounds, GroupCommit, GroupCounts, GroupThread};
 pub use memory::MemoryState;
+pub use redb::{RedbConfig, RedbState};
 
 /// The longest key in octets.
 pub const MAX_KEY_OCTETS: usize = 256;
@@ -75,6 +81,12 @@ pub enum StateError {
     /// A key or value that is empty, too long or reserved, or too many in one commit; nothing was tried.
     #[error("not a row that the store takes: {0}")]
     BadRow(&'static str),
+    /// Another handle, of this process or another one, has the store open.
+    #[error("the state is in use by another process")]
+    InUse,
+    /// The store was written by a version that this one does not know.
+    #[error("the state has format version {0}, which is not known here")]
+    UnknownVersion(u32),
     /// The thread that commits has ended.
     #[error("the store has stopped")]
     Stopped,

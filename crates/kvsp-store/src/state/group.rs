@@ -108,6 +108,12 @@ impl GroupCommit {
         result.await.unwrap_or(Err(StateError::Stopped))
     }
 
+    /// Lists that wait and are not yet being committed.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.sender.queue.lock().waiting.len()
+    }
+
     /// What was committed so far.
     #[must_use]
     pub fn counts(&self) -> GroupCounts {

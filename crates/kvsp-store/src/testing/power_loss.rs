@@ -32,6 +32,8 @@ pub enum Loss {
     Additions,
     /// Each step has a fate of its own, drawn from a seed.
     Chance(u64),
+    /// As [`Loss::Chance`], and of a write each 512 octets have a fate of their own.
+    Sectors(u64),
 }
 
 /// The kinds of loss that are told without a seed.
@@ -70,14 +72,15 @@ struct Disk {
 /// What is left after `steps` on `start`.
 pub(super) fn survivors(start: &Tree, steps: &[Step], loss: Loss) -> Tree {
     let mut disk = Disk { tree: start.clone(), names: BTreeMap::new(), contents: BTreeMap::new() };
+    let mut chance = Chance(if let Loss::Chance(seed) | Loss::Sectors(seed) = loss { seed } else { 0 });
     for step in steps {
-        disk.take(step);
+        disk.take(step, loss, &mut chance);
     }
-    disk.lose(loss)
+    disk.lose(loss, &mut chance)
 }
 
 impl Disk {
-    fn take(&mut self, step: &Step) {
+    fn take(&mut self, step: &Step, loss: Loss, chance: &mut Chance) {
         let mut name = |dir: Id, change: Name| self.names.entry(dir).or_default().push(change);
         match step {
             // Without a name a node is out of reach, so it may as well be there.
@@ -105,6 +108,8 @@ impl Disk {
                     self.keep_content(*id, &change);
                 }
             }
+            // The system counts it as written, whatever became of it.
+            Step::LostSync { id } => self.lose_contents(*id, loss, chance),
             Step::SyncDir { id } => {
                 for change in self.names.remove(id).unwrap_or_default() {
                     self.keep_name(*id, &change);
@@ -127,15 +132,14 @@ impl Disk {
         }
     }
 
-    fn lose(mut self, loss: Loss) -> Tree {
-        let mut chance = Chance(if let Loss::Chance(seed) = loss { seed } else { 0 });
+    fn lose(mut self, loss: Loss, chance: &mut Chance) -> Tree {
         for (dir, changes) in std::mem::take(&mut self.names) {
             for change in changes {
                 let kept = match (loss, &change) {
                     (Loss::All | Loss::Names, _)
                     | (Loss::Removals, Name::Removed(..))
                     | (Loss::Additions, Name::Added(..)) => false,
-                    (Loss::Chance(_), _) => chance.of(2) == 0,
+                    (Loss::Chance(_) | Loss::Sectors(_), _) => chance.of(2) == 0,
                     _ => true,
                 };
                 if kept {
@@ -143,15 +147,42 @@ impl Disk {
                 }
             }
         }
-        for (id, changes) in std::mem::take(&mut self.contents) {
-            for change in changes {
-                if let Some(change) = partly(change, loss, &mut chance) {
-                    self.keep_content(id, &change);
-                }
-            }
+        while let Some((&id, _)) = self.contents.first_key_value() {
+            self.lose_contents(id, loss, chance);
         }
         self.tree
     }
+
+    fn lose_contents(&mut self, id: Id, loss: Loss, chance: &mut Chance) {
+        for change in self.contents.remove(&id).unwrap_or_default() {
+            match (loss, change) {
+                (Loss::Sectors(_), Content::Write(offset, octets)) => {
+                    for (offset, octets) in sectors(offset, &octets) {
+                        if chance.of(2) == 0 {
+                            self.keep_content(id, &Content::Write(offset, octets.to_vec()));
+                        }
+                    }
+                }
+                (_, change) => {
+                    if let Some(change) = partly(change, loss, chance) {
+                        self.keep_content(id, &change);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The parts of a write that a device writes each as a whole, with their offsets.
+fn sectors(mut offset: usize, mut octets: &[u8]) -> Vec<(usize, &[u8])> {
+    let mut parts = Vec::new();
+    while !octets.is_empty() {
+        let (part, rest) = octets.split_at(octets.len().min(512 - offset % 512));
+        parts.push((offset, part));
+        offset += part.len();
+        octets = rest;
+    }
+    parts
 }
 
 /// What is left of a change of a file.
@@ -161,6 +192,7 @@ fn partly(change: Content, loss: Loss, chance: &mut Chance) -> Option<Content> {
         Loss::Zeros => 2,
         Loss::Halves => 3,
         Loss::Chance(_) => chance.of(4),
+        Loss::Sectors(_) => chance.of(2),
         _ => 1,
     };
     match (fate, change) {

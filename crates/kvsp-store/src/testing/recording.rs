@@ -13,14 +13,45 @@ use crate::fs::{Entry, FileSystem, Lock, OpenFile};
 /// One change, or one sync.
 #[derive(Debug, Clone)]
 pub(super) enum Step {
-    Dir { parent: Id, name: OsString, id: Id },
-    File { parent: Id, name: OsString, id: Id },
-    Write { id: Id, offset: usize, octets: Vec<u8> },
-    Length { id: Id, octets: usize },
-    Rename { from: (Id, OsString), to: (Id, OsString), id: Id },
-    Remove { parent: Id, name: OsString, id: Id },
-    SyncFile { id: Id },
-    SyncDir { id: Id },
+    Dir {
+        parent: Id,
+        name: OsString,
+        id: Id,
+    },
+    File {
+        parent: Id,
+        name: OsString,
+        id: Id,
+    },
+    Write {
+        id: Id,
+        offset: usize,
+        octets: Vec<u8>,
+    },
+    Length {
+        id: Id,
+        octets: usize,
+    },
+    Rename {
+        from: (Id, OsString),
+        to: (Id, OsString),
+        id: Id,
+    },
+    Remove {
+        parent: Id,
+        name: OsString,
+        id: Id,
+    },
+    SyncFile {
+        id: Id,
+    },
+    SyncDir {
+        id: Id,
+    },
+    /// A sync of a file that failed: what it should have written is never written again.
+    LostSync {
+        id: Id,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -36,6 +67,7 @@ struct State {
     syncs: Vec<PathBuf>,
     ignored_sync: Option<usize>,
     ignored_path: Option<PathBuf>,
+    failed_sync: Option<usize>,
     /// Steps left before the process is taken to be killed.
     steps_left: Option<usize>,
 }
@@ -75,6 +107,13 @@ impl RecordingFileSystem {
     /// From now on the sync with that number, counted from 0 over all, does nothing.
     pub fn ignore_sync(&self, number: usize) {
         self.lock_state().ignored_sync = Some(number);
+    }
+
+    /// From now on the sync with that number, counted from 0 over all, fails if it is one of a file. What it should
+    /// have written is still seen, but no later sync makes it durable unless it is written again, as on systems that
+    /// count it as written.
+    pub fn fail_sync(&self, number: usize) {
+        self.lock_state().failed_sync = Some(number);
     }
 
     /// From now on no sync of that path does anything.
@@ -136,6 +175,12 @@ impl State {
         self.check_alive()?;
         let number = self.syncs.len();
         self.syncs.push(path.to_owned());
+        if let Step::SyncFile { id } = step
+            && self.failed_sync == Some(number)
+        {
+            self.push(Step::LostSync { id })?;
+            return Err(io::Error::other("the device failed"));
+        }
         let ignored = self.ignored_sync == Some(number) || self.ignored_path.as_deref() == Some(path);
         if ignored { Ok(()) } else { self.push(step) }
     }
@@ -167,7 +212,7 @@ pub(super) fn apply(tree: &mut Tree, step: &Step) {
             tree.link(to.0, &to.1, *id);
         }
         Step::Remove { parent, name, id } => tree.unlink(*parent, name, *id),
-        Step::SyncFile { .. } | Step::SyncDir { .. } => {}
+        Step::SyncFile { .. } | Step::SyncDir { .. } | Step::LostSync { .. } => {}
     }
 }
 
