@@ -18,6 +18,19 @@ pub struct GatewayConfig {
     pub placement_timeout_ms: u64,
     /// Milliseconds to wait for the head of an instance's answer.
     pub upstream_timeout_ms: u64,
+    /// Whether answers outlive their instance (draft section 6.8), where the gateway has a scope key and the
+    /// controller offers it.
+    pub sessions: bool,
+    /// Sessions at a time, and as many that have ended and are kept.
+    pub max_sessions: usize,
+    /// Octets of answers and prompts kept at which no new session is taken.
+    pub max_transcript_octets: u64,
+    /// Milliseconds that a session goes on whose client went away from a streamed answer.
+    pub reconnect_ms: u64,
+    /// Milliseconds that a streamed answer is kept after its end, for a client that comes back.
+    pub stream_retention_ms: u64,
+    /// Milliseconds without any progress after which a session whose stream is lost is given up.
+    pub stalled_ms: u64,
     /// Limits of request bodies.
     pub limits: Limits,
 }
@@ -30,6 +43,12 @@ impl Default for GatewayConfig {
             max_attempts: 3,
             placement_timeout_ms: 10_000,
             upstream_timeout_ms: 30_000,
+            sessions: true,
+            max_sessions: 4096,
+            max_transcript_octets: 256 << 20,
+            reconnect_ms: 15_000,
+            stream_retention_ms: 60_000,
+            stalled_ms: 120_000,
             limits: Limits::default(),
         }
     }

@@ -1,20 +1,16 @@
 //! Router and start of the gateway.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{any, get, post};
-use bytes::Bytes;
-use futures_util::Stream;
 use http::HeaderMap;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::header::{HeaderName, HeaderValue};
 use kvsp_client::Client;
 use kvsp_engine::Tokenizer;
 use kvsp_net::metrics::Metrics;
@@ -24,11 +20,17 @@ use kvsp_proto::block_key::ScopeKey;
 use kvsp_proto::descriptor::Descriptor;
 use kvsp_proto::path;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
-use crate::{Gateway, GatewayConfig, chat, completions, error, models};
+use crate::session::Registry;
+use crate::{Gateway, GatewayConfig, chat, completions, error, models, streams};
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// How often answers that have been kept long enough are looked for.
+const EXPIRE_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest request identifier taken from a client.
 const MAX_REQUEST_ID: usize = 128;
 
@@ -58,6 +60,34 @@ pub struct GatewayParts {
 pub(crate) struct Counters {
     pub(crate) requests: Counter,
     pub(crate) upstream_failures: Counter,
+    pub(crate) sessions: Gauge,
+    pub(crate) session_reconnects: Counter,
+    pub(crate) session_failovers: Counter,
+    pub(crate) session_gaps: Histogram,
+    pub(crate) session_failures: Counter,
+    pub(crate) sessions_abandoned: Counter,
+}
+
+impl Counters {
+    fn new(metrics: &Metrics) -> Self {
+        Self {
+            requests: metrics.counter("gateway_requests", "Completions and chats that were placed"),
+            upstream_failures: metrics
+                .counter("gateway_upstream_failures", "Instances that did not take a request"),
+            sessions: metrics.gauge("gateway_sessions", "Sessions that run"),
+            session_reconnects: metrics
+                .counter("gateway_session_reconnects", "Streams of sessions opened after the first"),
+            session_failovers: metrics
+                .counter("gateway_session_failovers", "Sessions seen to move to another epoch"),
+            session_gaps: metrics.seconds(
+                "gateway_session_gap_seconds",
+                "Time from the last token before a session's stream was lost to the next one",
+            ),
+            session_failures: metrics.counter("gateway_session_failures", "Sessions that broke off"),
+            sessions_abandoned: metrics
+                .counter("gateway_sessions_abandoned", "Sessions ended because nobody read them"),
+        }
+    }
 }
 
 /// Serve until `stop`; `ready` is called once requests are taken.
@@ -76,12 +106,8 @@ pub async fn serve(
         .clone()
         .ok_or_else(|| ServeError::setup("a gateway needs a controller: --controller URI"))?;
     let metrics = Metrics::new();
-    let counters = Counters {
-        requests: metrics.counter("gateway_requests", "Completions and chats that were placed"),
-        upstream_failures: metrics
-            .counter("gateway_upstream_failures", "Instances that did not take a request"),
-    };
-    let facts = ServiceFacts { roles: vec!["gateway"], extensions: vec!["openai"], limits: config.limits };
+    let extensions = vec!["openai", "session-streams"];
+    let facts = ServiceFacts { roles: vec!["gateway"], extensions, limits: config.limits };
     let descriptor = parts.model.descriptor;
     let gateway = Arc::new(Gateway {
         served_name: config.served_name.clone().unwrap_or_else(|| descriptor.model.clone()),
@@ -94,15 +120,31 @@ pub async fn serve(
         client: parts.client,
         random: parts.random,
         started_s: created(),
-        counters,
+        counters: Counters::new(&metrics),
+        registry: Registry::new(&config),
+        tasks: TaskTracker::new(),
+        stop: CancellationToken::new(),
         config,
     });
-    let routes = routes(gateway);
+    gateway.tasks.spawn(expire(Arc::clone(&gateway)));
+    let routes = routes(Arc::clone(&gateway));
     // Clients take either `…/kvsp/v1` or `…/v1` for the API's base.
     let bound = if bound.base().path() == "/" { bound } else { bound.with_extra(routes.clone()) };
     let is_ready = Arc::new(AtomicBool::new(true));
     ready();
-    bound.serve(routes, facts, metrics, is_ready, stop).await
+    let served = bound.serve(routes, facts, metrics, is_ready, stop).await;
+    gateway.stop.cancel();
+    gateway.tasks.close();
+    gateway.tasks.wait().await;
+    served
+}
+
+/// Forgets answers in time, also while no requests come.
+async fn expire(gateway: Arc<Gateway>) {
+    let mut interval = tokio::time::interval(EXPIRE_INTERVAL);
+    while gateway.stop.run_until_cancelled(interval.tick()).await.is_some() {
+        gateway.registry.expire();
+    }
 }
 
 fn routes(gateway: Arc<Gateway>) -> Router {
@@ -110,6 +152,10 @@ fn routes(gateway: Arc<Gateway>) -> Router {
     Router::new()
         .route(&at(path::COMPLETIONS), post(completions::create).fallback(|| async { error::method("POST") }))
         .route(&at(path::CHAT_COMPLETIONS), post(chat::create).fallback(|| async { error::method("POST") }))
+        .route(
+            &at(path::STREAM_ROUTE),
+            get(streams::follow).fallback(|| async { error::method("GET, HEAD") }),
+        )
         .route(&at(path::MODELS), get(models::list).fallback(|| async { error::method("GET, HEAD") }))
         .route("/v1/models/{*model}", get(models::one).fallback(|| async { error::method("GET, HEAD") }))
         .route("/v1/{*rest}", any(error::not_found))
@@ -120,17 +166,6 @@ fn routes(gateway: Arc<Gateway>) -> Router {
 /// Seconds since the Unix epoch, for people to read.
 pub(crate) fn created() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
-}
-
-/// A response of server-sent events.
-pub(crate) fn event_stream(
-    events: impl Stream<Item = Result<Bytes, serde_json::Error>> + Send + 'static,
-) -> Response {
-    let events: Pin<Box<dyn Stream<Item = Result<Bytes, serde_json::Error>> + Send>> = Box::pin(events);
-    let mut response = Response::new(Body::from_stream(events));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    response
 }
 
 /// The name of a request: the client's `x-request-id`, or one of the gateway's own.

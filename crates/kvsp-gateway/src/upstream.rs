@@ -1,18 +1,19 @@
-//! Placing a request and reading the instance's stream.
+//! Placing a request, and what an instance answers to it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::Request;
 use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{Request, Response};
 use kvsp_client::StreamedBody;
 use kvsp_openai::{ApiError, Completion, CompletionRequest, ErrorBody, Prompt, Sampling, StreamOptions, sse};
 use kvsp_proto::block_key::block_keys;
 use kvsp_proto::id::ScopeId;
 use kvsp_proto::message::{PlacementAnswer, PlacementRequest};
-use kvsp_proto::path::{COMPLETIONS, REQUEST_REF_HEADER, SCOPE_HEADER};
+use kvsp_proto::path::{COMPLETIONS, REQUEST_REF_HEADER, SCOPE_HEADER, SESSION_EPOCH_HEADER, SESSION_HEADER};
 use kvsp_proto::uri::BaseUri;
+use uuid::Uuid;
 
 use crate::Gateway;
 use crate::prompt::Tokens;
@@ -22,7 +23,7 @@ const NO_SCOPE: ScopeId = ScopeId([0; 16]);
 /// Longest error body that is read from an instance.
 const MAX_ERROR_OCTETS: usize = 64 << 10;
 
-/// The stream of one request.
+/// The stream of one request that has no session.
 pub(crate) struct Upstream {
     body: StreamedBody,
     reader: sse::EventReader,
@@ -30,53 +31,28 @@ pub(crate) struct Upstream {
 }
 
 /// Why one instance did not take a request.
-enum Refused {
+#[derive(Debug)]
+pub(crate) enum Refused {
     /// Another may.
-    Elsewhere(String),
+    Elsewhere {
+        /// The status, where there was an answer.
+        status: Option<u16>,
+        why: String,
+    },
     /// None would.
     Request(ApiError),
 }
 
-impl Gateway {
-    /// Place a request and open its stream. Where an instance does not take it, the request is placed once
-    /// more, without that one, so that the next instance is told to load what it lacks, too.
-    pub(crate) async fn open(
-        &self,
-        tokens: Tokens,
-        sampling: Sampling,
-        request_ref: &str,
-    ) -> Result<Upstream, ApiError> {
-        let mut request = self.placement_request(&tokens, request_ref);
-        let body = Bytes::from(
-            serde_json::to_vec(&self.upstream_request(tokens, sampling))
-                .map_err(|e| ApiError::Upstream(e.to_string()))?,
-        );
-        let mut last: Option<String> = None;
-        for _ in 0..self.config.max_attempts.max(1) {
-            let placement = match (self.place(&request).await, last.take()) {
-                (Ok(placement), _) => placement,
-                (Err(ApiError::Overloaded(_)), Some(why)) => return Err(nobody(&why)),
-                (Err(error), _) => return Err(error),
-            };
-            let candidates = placement.candidates.into_iter().map(|c| c.instance);
-            let instance =
-                std::iter::once(placement.instance).chain(candidates).find(|i| !request.exclude.contains(i));
-            let Some(instance) = instance else { break };
-            match self.open_at(&instance, body.clone(), &placement.request_ref).await {
-                Ok(upstream) => return Ok(upstream),
-                Err(Refused::Request(error)) => return Err(error),
-                Err(Refused::Elsewhere(why)) => {
-                    tracing::warn!(%instance, why, "an instance did not take a request");
-                    self.counters.upstream_failures.inc();
-                    request.exclude.push(instance);
-                    last = Some(why);
-                }
-            }
-        }
-        Err(nobody(last.as_deref().unwrap_or("there is none left")))
+impl Refused {
+    /// Without an answer.
+    pub(crate) const fn elsewhere(why: String) -> Self {
+        Self::Elsewhere { status: None, why }
     }
+}
 
-    fn placement_request(&self, tokens: &Tokens, request_ref: &str) -> PlacementRequest {
+impl Gateway {
+    /// A placement of a prompt.
+    pub(crate) fn placement_request(&self, tokens: &Tokens, request_ref: &str) -> PlacementRequest {
         let keys = match &self.scope {
             Some(scope) => block_keys(scope, self.compat, self.block_tokens, &tokens.prompt),
             None => Vec::new(),
@@ -93,7 +69,8 @@ impl Gateway {
         }
     }
 
-    async fn place(&self, request: &PlacementRequest) -> Result<PlacementAnswer, ApiError> {
+    /// Has the controller place a request.
+    pub(crate) async fn place(&self, request: &PlacementRequest) -> Result<PlacementAnswer, ApiError> {
         let limit = Duration::from_millis(self.config.placement_timeout_ms);
         match tokio::time::timeout(limit, self.client.place(&self.controller, request)).await {
             Ok(Ok(answer)) => Ok(answer),
@@ -108,7 +85,8 @@ impl Gateway {
         }
     }
 
-    fn upstream_request(&self, tokens: Tokens, sampling: Sampling) -> CompletionRequest {
+    /// The request as instances take it: with tokens, and streamed.
+    pub(crate) fn upstream_request(&self, tokens: Tokens, sampling: Sampling) -> CompletionRequest {
         CompletionRequest {
             model: self.served_name.clone(),
             prompt: Prompt::Tokens(tokens.prompt),
@@ -125,7 +103,17 @@ impl Gateway {
         }
     }
 
-    async fn open_at(&self, instance: &BaseUri, body: Bytes, request_ref: &str) -> Result<Upstream, Refused> {
+    /// Sends a request to an instance, as part of a session's epoch where one is given; only a success is an
+    /// answer.
+    pub(crate) async fn post(
+        &self,
+        instance: &BaseUri,
+        request: &CompletionRequest,
+        request_ref: &str,
+        session: Option<(Uuid, u64)>,
+    ) -> Result<Response<StreamedBody>, Refused> {
+        let invalid = |error: &dyn std::fmt::Display| Refused::Request(ApiError::Upstream(error.to_string()));
+        let body = Bytes::from(serde_json::to_vec(request).map_err(|error| invalid(&error))?);
         let mut request = Request::post("/")
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "text/event-stream")
@@ -133,18 +121,18 @@ impl Gateway {
         if let Some(scope) = &self.scope {
             request = request.header(SCOPE_HEADER, scope.scope_id().to_string());
         }
-        let request = request.body(body).map_err(|e| Refused::Request(ApiError::Upstream(e.to_string())))?;
+        if let Some((session, epoch)) = session {
+            request = request.header(SESSION_HEADER, session.to_string());
+            request = request.header(SESSION_EPOCH_HEADER, epoch);
+        }
+        let request = request.body(body).map_err(|error| invalid(&error))?;
         let client = self.client.with_timeout(Duration::from_millis(self.config.upstream_timeout_ms));
         let answer = client.forward(instance, COMPLETIONS, request).await;
-        let (head, mut answer) = answer.map_err(|e| Refused::Elsewhere(e.to_string()))?.into_parts();
-        let status = head.status;
-        if status.is_success() {
-            return Ok(Upstream {
-                body: answer,
-                reader: sse::EventReader::default(),
-                ready: VecDeque::new(),
-            });
+        let answer = answer.map_err(|error| Refused::elsewhere(error.to_string()))?;
+        if answer.status().is_success() {
+            return Ok(answer);
         }
+        let (head, mut answer) = answer.into_parts();
         let mut octets = Vec::new();
         while let Ok(Some(data)) = answer.chunk().await {
             octets.extend_from_slice(&data);
@@ -153,19 +141,22 @@ impl Gateway {
             }
         }
         let told = serde_json::from_slice::<ErrorBody>(&octets).map(|body| body.error);
-        Err(match (status.as_u16(), told) {
+        let elsewhere = |status, why| Refused::Elsewhere { status: Some(status), why };
+        Err(match (head.status.as_u16(), told) {
             (400, Ok(error)) => Refused::Request(ApiError::Refused(error)),
-            (status, Ok(error)) => Refused::Elsewhere(format!("{status}: {}", error.message)),
-            (status, Err(_)) => Refused::Elsewhere(format!("status {status}")),
+            (status, Ok(error)) => elsewhere(status, format!("{status}: {}", error.message)),
+            (status, Err(_)) => elsewhere(status, format!("status {status}")),
         })
     }
 }
 
-fn nobody(last: &str) -> ApiError {
-    ApiError::Overloaded(format!("no instance took the request; the last one: {last}"))
-}
-
 impl Upstream {
+    /// Reads a successful answer.
+    pub(crate) fn new(answer: Response<StreamedBody>) -> Self {
+        let reader = sse::EventReader::default();
+        Self { body: answer.into_body(), reader, ready: VecDeque::new() }
+    }
+
     /// The next chunk; `None` after the stream's end.
     pub(crate) async fn next(&mut self) -> Option<Result<Completion, ApiError>> {
         loop {
