@@ -1,6 +1,6 @@
 //! Sessions outlive their instances (draft section 6.8, profile section 7): three machines, one for each party.
 //!
-//! The controller's machine has epochs, checkpoints and failover. [`Output`] is the instance's: when to
+//! [`Sessions`] is the controller's: epochs, checkpoints, failover. [`Output`] is the instance's: when to
 //! checkpoint and what may be released. [`Delivery`] is the front end's: every index once and in order.
 
 mod controller;
@@ -9,7 +9,7 @@ mod output;
 
 pub use controller::{
     Change, CheckpointHead, Choice, Conflict, Effect, Head, Invalid, NewSession, Outcome, Place, Probe,
-    Progress, ResumeOutcome, SEGMENT_TOKENS, SessionError, SessionsConfig, Stored, Ticket, Verdict,
+    Progress, ResumeOutcome, SEGMENT_TOKENS, SessionError, Sessions, SessionsConfig, Stored, Ticket, Verdict,
 };
 pub use delivery::{Delivery, Mismatch, Taken};
 pub use output::{Due, Finish, Output, OutputConfig, Refusal};

@@ -1,0 +1,158 @@
+//! Writes: begun one at a time for a session, and what becomes true when they end.
+
+use kvsp_proto::message::SessionState;
+use uuid::Uuid;
+
+use super::Sessions;
+use super::api::Effect;
+use super::change::{Change, Head, Ticket};
+use super::entry::{Entry, Next, Pending, Phase};
+use super::error::SessionError;
+use crate::time::Time;
+
+impl Sessions {
+    /// Begins the one write of a session.
+    pub(super) fn begin(&mut self, session: Uuid, next: Next, reserved: u64) -> Result<Ticket, SessionError> {
+        if reserved > 0 && self.octets.saturating_add(reserved) > self.config.max_octets {
+            return Err(SessionError::Full);
+        }
+        let ticket = Ticket(self.next_ticket);
+        let entry = self.sessions.get_mut(&session).ok_or(SessionError::Unknown)?;
+        self.next_ticket += 1;
+        self.octets += reserved;
+        entry.pending = Some(Pending { ticket, next, reserved });
+        self.tickets.insert(ticket, session);
+        Ok(ticket)
+    }
+
+    /// Begins a write of our own accord. The room is there: it makes nothing heavier.
+    pub(super) fn begin_own(&mut self, session: Uuid, next: Next, changes: Vec<Change>) {
+        if let Ok(ticket) = self.begin(session, next, 0) {
+            self.effects.push_back(Effect::Persist { ticket, changes });
+        }
+    }
+
+    /// The write is durable.
+    pub fn persisted(&mut self, ticket: Ticket, now: Time) {
+        let now = self.look(now);
+        let Some((session, next)) = self.take(ticket) else { return };
+        self.apply(session, next, now);
+        self.account(session);
+        self.changed.insert(session);
+        self.lose_if_gone(session, now);
+        self.catch_up(session, now);
+        self.settle(now);
+    }
+
+    /// The write failed: none of it may be relied on, and none of it was told to anybody.
+    pub fn persist_failed(&mut self, ticket: Ticket, now: Time) {
+        let now = self.look(now);
+        let Some((session, next)) = self.take(ticket) else { return };
+        match next {
+            Next::Create => self.remove(session),
+            Next::Move(head) => {
+                self.detach(&head.instance, session);
+                self.set_phase(session, Phase::Queued);
+                self.retry_later(session, now);
+            }
+            Next::Settle(_) | Next::Fail(_) | Next::Forget => self.retry_later(session, now),
+            Next::End(_) if self.sessions.get(&session).is_some_and(|entry| entry.expired) => {
+                self.retry_later(session, now);
+            }
+            Next::End(_) | Next::Record { .. } => {}
+        }
+        self.changed.insert(session);
+        self.catch_up(session, now);
+        self.settle(now);
+    }
+
+    fn take(&mut self, ticket: Ticket) -> Option<(Uuid, Next)> {
+        let session = self.tickets.remove(&ticket)?;
+        let pending = self.sessions.get_mut(&session)?.pending.take_if(|p| p.ticket == ticket)?;
+        self.octets = self.octets.saturating_sub(pending.reserved);
+        Some((session, pending.next))
+    }
+
+    fn retry_later(&mut self, session: Uuid, now: Time) {
+        if let Some(entry) = self.sessions.get_mut(&session) {
+            entry.retry_at = Some(now + self.config.backoff);
+        }
+    }
+
+    fn apply(&mut self, session: Uuid, next: Next, now: Time) {
+        match next {
+            Next::Create => {
+                if let Some(entry) = self.sessions.get_mut(&session) {
+                    entry.created = true;
+                    entry.idle_at = now + self.config.idle;
+                }
+            }
+            Next::Record { head, progress, tokens } => self.apply_record(session, head, progress, tokens),
+            Next::Move(head) => self.moved(session, *head, now),
+            Next::Settle(head) => {
+                let settling = self.sessions.get(&session).and_then(Entry::phase) == Some(&Phase::Settling);
+                self.replace_head(session, *head);
+                // The instance may have gone while this was being written.
+                if settling {
+                    self.end_failover(session);
+                }
+            }
+            Next::Fail(head) | Next::End(head) => {
+                self.end_failover(session);
+                self.detach_session(session);
+                self.ended(session, *head, now);
+            }
+            Next::Forget => self.remove(session),
+        }
+    }
+
+    fn apply_record(
+        &mut self,
+        session: Uuid,
+        head: Option<Box<Head>>,
+        progress: super::Progress,
+        tokens: Vec<u32>,
+    ) {
+        let Some(entry) = self.sessions.get_mut(&session) else { return };
+        entry.progress = Some(progress);
+        entry.tokens.extend(tokens);
+        entry.needs = None;
+        let settles = matches!(entry.phase(), Some(Phase::Sent { .. } | Phase::Settling));
+        let Some(head) = head else { return };
+        let running = head.state == SessionState::Running;
+        entry.head = *head;
+        if settles && running {
+            self.end_failover(session);
+        }
+    }
+
+    fn ended(&mut self, session: Uuid, head: Head, now: Time) {
+        let Some(entry) = self.sessions.get_mut(&session) else { return };
+        let done = head.state == SessionState::Done;
+        if done {
+            let (timer, octets) = (entry.timer, entry.octets);
+            *entry = Entry { timer, octets, done_at: Some(now), ..Entry::new(head, true, now) };
+            self.done.insert((now, session));
+        } else {
+            entry.head = head;
+            entry.needs = None;
+        }
+        entry.expired = false;
+        entry.idle_at = now + if done { self.config.done_retention } else { self.config.idle };
+    }
+
+    fn replace_head(&mut self, session: Uuid, head: Head) {
+        if let Some(entry) = self.sessions.get_mut(&session) {
+            entry.head = head;
+        }
+    }
+
+    /// Charges a session what it weighs now.
+    pub(super) fn account(&mut self, session: Uuid) {
+        if let Some(entry) = self.sessions.get_mut(&session) {
+            let octets = entry.weigh();
+            self.octets = self.octets.saturating_sub(entry.octets) + octets;
+            entry.octets = octets;
+        }
+    }
+}
