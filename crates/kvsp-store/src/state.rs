@@ -7,8 +7,10 @@
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 mod group;
+mod key;
 mod memory;
 mod redb;
+mod sealed;
 #[cfg(test)]
 mod tests;
 
@@ -18,13 +20,17 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 pub use group::{GroupBounds, GroupCommit, GroupCounts, GroupThread};
+pub use key::{KeyError, MASTER_KEY_OCTETS, MasterKey};
 pub use memory::MemoryState;
 pub use redb::{RedbConfig, RedbState};
+pub use sealed::{Sealed, open_sealed};
 
 /// The longest key in octets.
 pub const MAX_KEY_OCTETS: usize = 256;
 /// The longest value in octets.
 pub const MAX_VALUE_OCTETS: usize = 1 << 20;
+/// The longest value that a backend takes: what a wrapper adds has room.
+const MAX_STORED_OCTETS: usize = MAX_VALUE_OCTETS + 64;
 /// The most rows that one commit changes.
 pub const MAX_CHANGES: usize = 1 << 16;
 
@@ -32,7 +38,7 @@ pub const MAX_CHANGES: usize = 1 << 16;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowChange {
     /// 1 to [`MAX_KEY_OCTETS`] octets, of which the first, the table, is not 0: that table belongs to wrappers
-    /// such as the one that seals.
+    /// such as [`Sealed`].
     pub key: Bytes,
     /// At most [`MAX_VALUE_OCTETS`]; `None` removes the row, whether or not it is there.
     pub value: Option<Bytes>,
@@ -87,6 +93,15 @@ pub enum StateError {
     /// The store was written by a version that this one does not know.
     #[error("the state has format version {0}, which is not known here")]
     UnknownVersion(u32),
+    /// The store was sealed with another key than this one.
+    #[error("the state was sealed with another key: give that one, or remove the state with it")]
+    WrongKey,
+    /// There are rows that nobody sealed.
+    #[error("there is state in the clear: remove it, or go on without a key")]
+    NotSealed,
+    /// The key file cannot be used.
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// The thread that commits has ended.
     #[error("the store has stopped")]
     Stopped,
@@ -151,7 +166,7 @@ fn check_changes(changes: &[RowChange]) -> Result<(), StateError> {
         if change.key.len() > MAX_KEY_OCTETS {
             return Err(StateError::BadRow("the key is too long"));
         }
-        if change.value.as_ref().is_some_and(|value| value.len() > MAX_VALUE_OCTETS) {
+        if change.value.as_ref().is_some_and(|value| value.len() > MAX_STORED_OCTETS) {
             return Err(StateError::BadRow("the value is too long"));
         }
     }

@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{MAX_CHANGES, MAX_KEY_OCTETS, MAX_VALUE_OCTETS, RowChange, StateError, StateStore};
+use super::{
+    MAX_CHANGES, MAX_KEY_OCTETS, MAX_STORED_OCTETS, MAX_VALUE_OCTETS, RowChange, StateError, StateStore,
+};
 
 /// What stores are opened on, and where rows stay when they are dropped.
 pub trait Medium {
@@ -146,7 +148,7 @@ fn refuses_what_is_no_row(store: &impl StateStore) {
         remove(b""),
         set(&[1; MAX_KEY_OCTETS + 1], b"1"),
         remove(&[1; MAX_KEY_OCTETS + 1]),
-        RowChange::set(b"a".as_slice(), vec![0; MAX_VALUE_OCTETS + 1]),
+        RowChange::set(b"a".as_slice(), vec![0; MAX_STORED_OCTETS + 1]),
     ];
     for bad in bad {
         let list = [set(b"there", b"2"), bad];

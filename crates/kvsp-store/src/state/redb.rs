@@ -12,6 +12,9 @@ mod backend;
 mod files;
 
 use std::fmt;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -73,8 +76,7 @@ impl RedbState {
     /// # Errors
     /// [`StateError::InUse`], [`StateError::UnknownVersion`], and as [`StateStore::commit`].
     pub fn open(dir: &Path, config: RedbConfig) -> Result<Self, StateError> {
-        use std::os::unix::fs::DirBuilderExt as _;
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        Self::make_dir(dir)?;
         Self::open_on(Arc::new(LocalFileSystem), dir, config)
     }
 
@@ -96,6 +98,16 @@ impl RedbState {
             Err(error) => return Err(error),
         };
         Ok(Self { files, term, database: Mutex::new(Slot::Open(opened)), _lock: lock })
+    }
+
+    /// Makes a directory that only its owner looks into.
+    pub(super) fn make_dir(dir: &Path) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)
+    }
+
+    /// Whether there are rows in a directory.
+    pub(super) fn is_in(dir: &Path) -> io::Result<bool> {
+        dir.join(files::DATABASE).try_exists()
     }
 
     fn lock(&self) -> MutexGuard<'_, Slot> {
@@ -200,13 +212,13 @@ fn holds(database: &Database, changes: &[RowChange]) -> Result<bool, StateError>
 fn failed(error: impl Into<::redb::Error>) -> StateError {
     use ::redb::Error;
     match error.into() {
-        Error::Io(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+        Error::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
             StateError::Corrupt("the file is not a database")
         }
         Error::Io(error) => error.into(),
         Error::UpgradeRequired(version) => StateError::UnknownVersion(version.into()),
         error @ (Error::PreviousIo | Error::DatabaseClosed | Error::LockPoisoned(_)) => {
-            std::io::Error::other(error).into()
+            io::Error::other(error).into()
         }
         error => {
             tracing::error!(%error, "the state is corrupt");

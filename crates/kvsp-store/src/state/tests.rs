@@ -4,6 +4,7 @@ mod failures;
 mod group;
 mod power;
 mod script;
+mod sealed;
 
 use std::path::{Path, PathBuf};
 

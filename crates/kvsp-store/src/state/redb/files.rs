@@ -13,6 +13,8 @@ use super::{META, ROWS, failed};
 use crate::fs::{FileSystem, Lock};
 use crate::state::StateError;
 
+/// The file's name.
+pub(super) const DATABASE: &str = "state.redb";
 /// What the row `format` begins with; the version follows as a u32 in network order.
 const MAGIC: &[u8; 8] = b"KVSPSTAT";
 const VERSION: u32 = 1;
@@ -50,7 +52,7 @@ impl Opened {
 
 impl Files {
     pub(super) fn new(fs: Arc<dyn FileSystem>, dir: &Path, cache_octets: usize) -> Self {
-        let (path, aside) = (dir.join("state.redb"), dir.join("state.redb.new"));
+        let (path, aside) = (dir.join(DATABASE), dir.join("state.redb.new"));
         Self { fs, dir: dir.to_owned(), path, aside, cache_octets }
     }
 
