@@ -9,9 +9,9 @@ use axum::response::{IntoResponse as _, Response};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{HeaderMap, StatusCode};
 use kvsp_engine::{Detokenizer, Sampler, SamplerParams};
-use kvsp_net::Caller;
 use kvsp_net::extract::RequestBody;
 use kvsp_net::principal::Role;
+use kvsp_net::{Caller, Failure};
 use kvsp_openai::{
     ApiError, Completion, CompletionChoice, CompletionRequest, FinishReason, Prompt, Usage, sse,
 };
@@ -19,47 +19,65 @@ use kvsp_proto::block_key::ScopeKey;
 use kvsp_proto::id::ScopeId;
 use kvsp_proto::json;
 use kvsp_proto::path::{REQUEST_REF_HEADER, SCOPE_HEADER};
+use kvsp_proto::problem::Problem;
 use tokio::time::{Instant, timeout_at};
 
 use crate::Agent;
-use crate::engine::{EngineRequest, SubmitError};
+use crate::engine::{EngineRequest, PromptTokens, SubmitError};
 use crate::generation::{Generation, GenerationError, Piece};
+use crate::session::{self, SessionHeaders};
 
 /// Output tokens where the request names no limit, as the OpenAI API has it.
 const DEFAULT_MAX_TOKENS: i64 = 16;
+/// The highest seed: a checkpoint is I-JSON, and the same seed gives the same text in a session and without.
+const MAX_SEED: u64 = (1 << 53) - 1;
 /// A silent stream carries a comment this often, well within the silence that clients bear.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
 
-/// The handler.
+/// The handler. A request of a session is answered by the session's token stream.
 pub(crate) async fn create(
     State(agent): State<Arc<Agent>>,
     caller: Caller,
     headers: HeaderMap,
     body: RequestBody,
 ) -> Response {
-    if let Err(problem) = caller.require_role(&Role::ALL).and_then(|()| agent.lifecycle.require_active()) {
-        return kvsp_net::Failure(problem).into_response();
-    }
+    let session = match admit(&agent, &caller, &headers) {
+        Ok(session) => session,
+        Err(problem) => return Failure(problem).into_response(),
+    };
     let body = match body.json(&agent.config.limits).await {
         Ok(body) => body,
         Err(failure) => return failure.into_response(),
     };
-    let begun = match read(&agent, &headers, &body) {
-        Ok((request, engine_request, scope)) => {
-            if let Some(scope) = scope
-                && let Err(problem) = caller.require_scope(scope)
-            {
-                return kvsp_net::Failure(problem).into_response();
-            }
-            begin(&agent, request, engine_request).await
-        }
-        Err(error) => Err(error),
+    let (request, engine_request, scope) = match read(&agent, &headers, &body) {
+        Ok(read) => read,
+        Err(error) => return refuse(&error),
     };
-    match begun {
+    if let Some(scope) = scope
+        && let Err(problem) = caller.require_scope(scope)
+    {
+        return Failure(problem).into_response();
+    }
+    if let Some(session) = session {
+        let begun = session::start(&agent, &caller, session, engine_request).await;
+        return begun.unwrap_or_else(axum::response::IntoResponse::into_response);
+    }
+    match begin(&agent, request, engine_request).await {
         Ok((request, generation)) if request.sampling.streams() => stream(&agent, &request, generation),
         Ok((request, generation)) => whole(&agent, &request, generation).await,
         Err(error) => refuse(&error),
     }
+}
+
+/// What is checked before the body is read. A session may be here already, and be read while the instance
+/// drains.
+fn admit(agent: &Agent, caller: &Caller, headers: &HeaderMap) -> Result<Option<SessionHeaders>, Problem> {
+    caller.require_role(&Role::ALL)?;
+    let session = SessionHeaders::read(headers)?;
+    if session.is_none() {
+        agent.lifecycle.require_active()?;
+    }
+    Ok(session)
 }
 
 /// An error in the form of the OpenAI API.
@@ -85,10 +103,10 @@ fn read(agent: &Agent, headers: &HeaderMap, body: &[u8]) -> Result<Read, ApiErro
     request.check()?;
     let prompt = tokens(agent, &request.prompt)?;
     let info = agent.engine.info();
+    let context = agent.context();
     if prompt.iter().any(|&token| token as usize >= info.vocab) {
         return Err(ApiError::invalid("prompt", format!("token identifiers are below {}", info.vocab)));
     }
-    let context = info.max_context.min(info.pages.saturating_mul(info.descriptor.block_tokens as usize));
     if prompt.len() >= context {
         return Err(ApiError::ContextLength { context, tokens: prompt.len(), param: "prompt" });
     }
@@ -97,10 +115,13 @@ fn read(agent: &Agent, headers: &HeaderMap, body: &[u8]) -> Result<Read, ApiErro
     let request_ref = headers.get(REQUEST_REF_HEADER).and_then(|v| v.to_str().ok()).map(str::to_owned);
     let engine_request = EngineRequest {
         max_tokens: wanted.min(context - prompt.len()),
-        prompt,
+        prompt: PromptTokens::Known(prompt),
+        generated: Vec::new(),
         sampler: sampler(agent, &request)?,
+        first_step: 0,
         scope: scope.clone(),
         request_ref,
+        pace: None,
     };
     Ok((request, engine_request, scope.map(|key| key.scope_id())))
 }
@@ -125,8 +146,9 @@ fn sampler(agent: &Agent, request: &CompletionRequest) -> Result<Sampler, ApiErr
         top_p: sampling.top_p.filter(|p| *p < 1.0),
         min_p: sampling.min_p.filter(|p| *p > 0.0),
     };
-    let seed = sampling.seed.map_or_else(|| agent.random.u64() >> 11, i64::cast_unsigned);
-    Sampler::new(params, seed).map_err(|e| ApiError::InvalidRequest { message: e.to_string(), param: None })
+    let seed = sampling.seed.map_or_else(|| agent.random.u64(), i64::cast_unsigned);
+    Sampler::new(params, seed & MAX_SEED)
+        .map_err(|e| ApiError::InvalidRequest { message: e.to_string(), param: None })
 }
 
 /// The scope in which the request's blocks are shared: the one it names, else the first configured.
@@ -141,12 +163,19 @@ fn scope_key(agent: &Agent, headers: &HeaderMap) -> Result<Option<Arc<ScopeKey>>
     Ok(agent.scopes.iter().find(|key| key.scope_id() == scope).cloned())
 }
 
+/// Tokens of a prompt that a request brought.
+const fn prompt_len(prompt: &PromptTokens) -> usize {
+    match prompt {
+        PromptTokens::Known(tokens) | PromptTokens::Keyed { tail: tokens, .. } => tokens.len(),
+    }
+}
+
 async fn begin(
     agent: &Arc<Agent>,
     request: CompletionRequest,
     engine_request: EngineRequest,
 ) -> Result<(CompletionRequest, Generation), ApiError> {
-    let prompt_tokens = engine_request.prompt.len();
+    let prompt_tokens = prompt_len(&engine_request.prompt);
     let outputs = agent.engine.submit(engine_request).await.map_err(|error| match error {
         SubmitError::QueueFull => ApiError::Overloaded("the instance's queue is full; try again".into()),
         SubmitError::Stopped => ApiError::Upstream("the engine has stopped".into()),

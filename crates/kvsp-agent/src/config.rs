@@ -32,6 +32,23 @@ pub struct AgentConfig {
     pub link_mbit_per_s: f64,
     /// Octets of computed blocks that may wait for the holder; more are not copied there.
     pub max_copy_octets: u64,
+    /// Most sessions at once, those among them that have ended and are still readable; more are refused with
+    /// 503.
+    pub max_sessions: usize,
+    /// Tokens of a session that may be computed ahead of the last acknowledged checkpoint.
+    pub max_unacked_tokens: u64,
+    /// How long a computed token waits for others to be checkpointed with it, in ms.
+    pub max_checkpoint_delay_ms: u64,
+    /// How long a session's first checkpoint waits until the blocks of its prompt are stored outside this
+    /// process, in ms.
+    pub max_store_wait_ms: u64,
+    /// How long the blocks of a session that is resumed may take to arrive, in ms; then they are computed.
+    pub max_load_ms: u64,
+    /// How long a session stays readable after its end, and how long it waits for its prompt, in ms.
+    pub session_retention_ms: u64,
+    /// Every instance that may resume a session here runs this software on equal hardware, so that greedy
+    /// tokens are the same everywhere and need no acknowledged checkpoint before they are shown.
+    pub equal_hardware: bool,
     /// Limits of the protocol resources.
     pub limits: Limits,
 }
@@ -51,6 +68,13 @@ impl Default for AgentConfig {
             directive_history: 1024,
             link_mbit_per_s: 8000.0,
             max_copy_octets: 256 << 20,
+            max_sessions: 1024,
+            max_unacked_tokens: 64,
+            max_checkpoint_delay_ms: 5,
+            max_store_wait_ms: 2000,
+            max_load_ms: 5000,
+            session_retention_ms: 60_000,
+            equal_hardware: false,
             limits: Limits::default(),
         }
     }

@@ -5,6 +5,7 @@
 
 mod gauges;
 mod pages;
+mod request;
 mod scheduler;
 mod sequence;
 
@@ -13,16 +14,16 @@ use std::thread::JoinHandle;
 
 use bytes::Bytes;
 use kvsp_core::time::Time;
-use kvsp_engine::{Engine, EngineInfo, Sampler};
+use kvsp_engine::{Engine, EngineInfo};
 use kvsp_net::clock::Clock;
 use kvsp_openai::FinishReason;
-use kvsp_proto::block_key::ScopeKey;
 use kvsp_proto::container::LayerSections;
 use kvsp_proto::id::{BlockKey, ScopeId};
 use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use gauges::Gauges;
 pub(crate) use pages::{DeviceChange, ScopedKey, Slot};
+pub(crate) use request::{EngineRequest, Pace, PromptTokens};
 use scheduler::Scheduler;
 
 /// Commands that may wait for the engine thread.
@@ -47,18 +48,6 @@ pub(crate) trait HostTier: Send + Sync + 'static {
     fn holds(&self, block: &ScopedKey) -> bool;
 }
 
-/// A request as the engine sees it.
-#[derive(Debug)]
-pub(crate) struct EngineRequest {
-    pub(crate) prompt: Vec<u32>,
-    pub(crate) max_tokens: usize,
-    pub(crate) sampler: Sampler,
-    /// Under which scope blocks are reused and published; none: not at all.
-    pub(crate) scope: Option<Arc<ScopeKey>>,
-    /// The directive's reference, whose pinned pages this request takes over.
-    pub(crate) request_ref: Option<String>,
-}
-
 /// What a request gets back, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Output {
@@ -71,6 +60,8 @@ pub(crate) enum Output {
     Token(u32),
     /// The output ended.
     Finished(FinishReason),
+    /// Blocks of the prompt that are known by their keys alone are gone; nothing follows.
+    NeedsPrompt,
     /// The engine failed.
     Failed(String),
 }
@@ -109,8 +100,9 @@ pub(crate) struct Pin {
 /// What the engine thread tells the agent.
 #[derive(Debug)]
 pub(crate) enum EngineEvent {
-    /// A block was computed; `container` is codec `raw`.
-    Computed { block: ScopedKey, container: Bytes },
+    /// A block was computed; `container` is codec `raw`, and `wanted` that something relies on its copy
+    /// outside the process.
+    Computed { block: ScopedKey, container: Bytes, wanted: bool },
     /// A block came into or left the pool.
     Device(DeviceChange),
     /// A request needs a block that the host tier holds.
@@ -119,9 +111,20 @@ pub(crate) enum EngineEvent {
 
 pub(crate) enum Command {
     Submit(EngineRequest, oneshot::Sender<Result<mpsc::Receiver<Output>, SubmitError>>),
-    Expect { scope: ScopeId, keys: Vec<BlockKey>, pin: Option<Pin>, reply: oneshot::Sender<Vec<Expectation>> },
-    Write { slot: Slot, layer: u32, sections: LayerSections },
+    Expect {
+        scope: ScopeId,
+        keys: Vec<BlockKey>,
+        pin: Option<Pin>,
+        reply: oneshot::Sender<Vec<Expectation>>,
+    },
+    Write {
+        slot: Slot,
+        layer: u32,
+        sections: LayerSections,
+    },
     EndLoad(Slot),
+    /// A request that was held may go on.
+    Wake,
 }
 
 /// Talks to the engine thread; cheap to clone.
@@ -200,5 +203,10 @@ impl EngineHandle {
     /// Loading of a slot is over, with all layers or without.
     pub(crate) async fn end_load(&self, slot: Slot) -> Result<(), EngineStopped> {
         self.commands.send(Command::EndLoad(slot)).await.map_err(|_| EngineStopped)
+    }
+
+    /// Let a request that was held go on: its [`Pace`] was raised.
+    pub(crate) async fn wake(&self) -> Result<(), EngineStopped> {
+        self.commands.send(Command::Wake).await.map_err(|_| EngineStopped)
     }
 }

@@ -2,31 +2,23 @@
 //! outside the process, residency is kept true, and blocks of the host tier are brought into the engine.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
 use kvsp_proto::container::Container;
-use kvsp_proto::problem::ProblemType;
 use kvsp_proto::record::LayerSpan;
-use kvsp_proto::uri::BaseUri;
 use tokio::sync::mpsc;
 
 use crate::Agent;
 use crate::engine::{DeviceChange, EngineEvent, ScopedKey, Slot};
 
-/// Blocks that may wait to be copied to the holder.
-const COPY_QUEUE: usize = 1024;
-
 /// Take events until the engine thread ends.
 pub(crate) async fn run(agent: Arc<Agent>, mut events: mpsc::Receiver<EngineEvent>) {
-    let copies = agent.config.holder.clone().map(|holder| start_copies(&agent, holder));
     while let Some(event) = events.recv().await {
         match event {
-            EngineEvent::Computed { block, container } => {
+            EngineEvent::Computed { block, container, wanted } => {
                 let compat = agent.descriptor.compat_id();
-                if let Some(copies) = &copies {
-                    copies.offer(block, container.clone());
+                if let Some(copies) = &agent.copies {
+                    copies.offer(block, container.clone(), wanted);
                 }
                 if let Err(problem) = agent.blocks.put_local(compat, block.scope, block.key, container).await
                 {
@@ -69,7 +61,8 @@ impl Resident {
         }
     }
 
-    fn has(&self, block: &ScopedKey) -> bool {
+    /// Whether a block is among them.
+    pub(crate) fn has(&self, block: &ScopedKey) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(block)
     }
 }
@@ -103,46 +96,4 @@ impl Agent {
             }
         }
     }
-}
-
-/// Copies of computed blocks on their way to the holder, bounded in number and octets.
-struct Copies {
-    queue: mpsc::Sender<(ScopedKey, Bytes)>,
-    waiting: Arc<AtomicU64>,
-    max_octets: u64,
-}
-
-impl Copies {
-    /// Queue a copy; where the queue is full the holder goes without: a copy is an optimisation.
-    fn offer(&self, block: ScopedKey, container: Bytes) {
-        let octets = container.len() as u64;
-        if self.waiting.load(Ordering::Relaxed).saturating_add(octets) > self.max_octets {
-            tracing::debug!("a block was not copied to the holder: too many wait");
-            return;
-        }
-        self.waiting.fetch_add(octets, Ordering::Relaxed);
-        if self.queue.try_send((block, container)).is_err() {
-            self.waiting.fetch_sub(octets, Ordering::Relaxed);
-        }
-    }
-}
-
-fn start_copies(agent: &Arc<Agent>, holder: BaseUri) -> Copies {
-    let (queue, mut blocks) = mpsc::channel::<(ScopedKey, Bytes)>(COPY_QUEUE);
-    let waiting = Arc::new(AtomicU64::new(0));
-    let (agent, counter, max_octets) = (agent.clone(), waiting.clone(), agent.config.max_copy_octets);
-    agent.tasks.clone().spawn(async move {
-        let compat = agent.descriptor.compat_id();
-        while let Some((block, container)) = blocks.recv().await {
-            let octets = container.len() as u64;
-            let put = agent.client.put_block(&holder, compat, block.scope, block.key, container).await;
-            counter.fetch_sub(octets, Ordering::Relaxed);
-            match put {
-                Ok(()) => {}
-                Err(error) if error.problem_type() == Some(ProblemType::BlockExists) => {}
-                Err(error) => tracing::warn!(%error, "a block was not copied to the holder"),
-            }
-        }
-    });
-    Copies { queue, waiting, max_octets }
 }

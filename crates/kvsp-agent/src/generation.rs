@@ -101,6 +101,8 @@ impl Generation {
                 }
                 self.end(if stopped { FinishReason::Stop } else { reason });
             }
+            // A request whose prompt is known never lacks it.
+            Output::NeedsPrompt => return Err(GenerationError::Stopped),
             Output::Failed(why) => return Err(GenerationError::Engine(why)),
         }
         Ok(())

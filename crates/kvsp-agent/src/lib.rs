@@ -7,6 +7,7 @@
 
 mod completions;
 mod config;
+mod copies;
 mod engine;
 mod events;
 mod generation;
@@ -16,6 +17,7 @@ mod load;
 mod metrics;
 mod prefetch;
 mod service;
+mod session;
 mod state;
 mod status;
 
@@ -55,10 +57,19 @@ pub(crate) struct Agent {
     load_counters: load::LoadCounters,
     status_seq: status::StatusSeq,
     resident: events::Resident,
+    /// Copies of computed blocks in a holder; none where no holder is configured.
+    copies: Option<Arc<copies::Copies>>,
+    sessions: session::Sessions,
     tasks: TaskTracker,
 }
 
 impl Agent {
+    /// Most tokens of a sequence, prompt and output together.
+    fn context(&self) -> usize {
+        let info = self.engine.info();
+        info.max_context.min(info.pages.saturating_mul(info.descriptor.block_tokens as usize))
+    }
+
     fn host_holds(&self, block: &engine::ScopedKey) -> bool {
         self.blocks.contains(self.descriptor.compat_id(), block.scope, block.key)
     }

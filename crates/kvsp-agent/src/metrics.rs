@@ -29,6 +29,7 @@ impl Collector for Figures {
         let Some(agent) = self.0.upgrade() else { return Ok(()) };
         let gauges = agent.engine.gauges();
         let loads = &agent.load_counters;
+        let sessions = &agent.sessions.counters;
         let read = Gauges::read;
         let counters = [
             (
@@ -41,12 +42,36 @@ impl Collector for Figures {
                 "Prompt tokens whose KV was reused",
                 read(&gauges.prompt_tokens_reused),
             ),
+            (
+                "instance_output_tokens_recomputed",
+                "Output tokens of resumed sessions computed once more",
+                read(&gauges.output_tokens_recomputed),
+            ),
             ("instance_tokens_generated", "Output tokens", read(&gauges.tokens_generated)),
             ("instance_preemptions", "Sequences that gave up their pages", read(&gauges.preemptions)),
             (
                 "instance_prefixes_broken",
                 "Prefixes that failed to arrive and were recomputed",
                 read(&gauges.prefixes_broken),
+            ),
+            ("sessions_started", "Sessions begun by a request", read(&sessions.started)),
+            ("sessions_resumed", "Sessions taken over from another instance", read(&sessions.resumed)),
+            (
+                "session_prompts_needed",
+                "Times that a session asked for its prompt",
+                read(&sessions.prompts_needed),
+            ),
+            ("sessions_fenced", "Sessions given up to another epoch", read(&sessions.fenced)),
+            ("session_checkpoints", "Checkpoints sent", read(&sessions.checkpoints)),
+            (
+                "session_checkpoints_failed",
+                "Checkpoints that were not acknowledged",
+                read(&sessions.checkpoints_failed),
+            ),
+            (
+                "session_blocks_not_stored",
+                "First checkpoints whose blocks were in this process alone",
+                read(&sessions.blocks_not_stored),
             ),
             ("prefetch_octets_fetched", "Octets of layers fetched from sources", read(&loads.octets_fetched)),
             (
@@ -71,6 +96,7 @@ impl Collector for Figures {
         }
         let figures = [
             ("instance_running", "Requests running", read(&gauges.running) as f64),
+            ("instance_sessions", "Sessions that are not over", agent.sessions.open_count() as f64),
             ("instance_queued", "Requests waiting", read(&gauges.queued) as f64),
             ("instance_kv_utilization", "Share of the page pool in use", gauges.kv_utilization()),
             ("instance_prefill_tokens_per_second", "Prefill rate", gauges.prefill_tokens_per_s.get()),

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
-use axum::routing::{get, post, put};
+use axum::routing::{delete, get, post, put};
 use kvsp_blocks::{BlockService, BlocksConfig, BlocksDeps};
 use kvsp_client::Client;
 use kvsp_engine::{Engine, Tokenizer};
@@ -18,11 +18,13 @@ use kvsp_proto::path;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::copies::{self, Copies};
 use crate::engine::{EngineHandle, HostTier, SchedulerConfig, ScopedKey};
 use crate::lifecycle::Lifecycle;
 use crate::links::Links;
 use crate::load::LoadCounters;
 use crate::prefetch::Directives;
+use crate::session::{self, Sessions};
 use crate::status::StatusSeq;
 use crate::{Agent, AgentConfig, completions, events, metrics, prefetch, state, status};
 
@@ -90,6 +92,13 @@ pub async fn serve<E: Engine>(
     let (engine, engine_events, _thread) =
         EngineHandle::spawn(parts.engine, scheduling, host, parts.clock.clone())
             .map_err(ServeError::setup)?;
+    let (copies, queue) = match &config.holder {
+        Some(holder) => {
+            let (copies, queue) = Copies::new(holder.clone(), config.max_copy_octets);
+            (Some(Arc::new(copies)), Some(queue))
+        }
+        None => (None, None),
+    };
     let agent = Arc::new(Agent {
         base: bound.base(),
         epoch: SystemTime::now()
@@ -110,6 +119,8 @@ pub async fn serve<E: Engine>(
         load_counters: LoadCounters::default(),
         status_seq: StatusSeq::default(),
         resident: events::Resident::default(),
+        copies,
+        sessions: Sessions::new(config.max_sessions, config.max_directives),
         tasks: TaskTracker::new(),
         config,
     });
@@ -129,20 +140,25 @@ pub async fn serve<E: Engine>(
     let publisher = tokio::spawn(blocks.clone().run(withdraw.clone()));
     let listening = CancellationToken::new();
     let engine_ended = CancellationToken::new();
-    let background = [
+    let mut background = vec![
         tokio::spawn(watch_engine(agent.clone(), engine_events, engine_ended.clone(), listening.clone())),
         tokio::spawn(status::run(agent.clone(), stop.clone())),
         tokio::spawn(drain(agent.clone(), stop, listening.clone())),
+        tokio::spawn(session::keep(agent.clone())),
     ];
+    if let (Some(copies), Some(queue)) = (agent.copies.clone(), queue) {
+        background.push(tokio::spawn(copies::run(agent.clone(), copies, queue)));
+    }
     let facts = ServiceFacts {
         roles: vec!["instance", "holder"],
-        extensions: kvsp_blocks::EXTENSIONS.iter().copied().chain(["openai"]).collect(),
+        extensions: kvsp_blocks::EXTENSIONS.iter().copied().chain(["openai", "session-end"]).collect(),
         limits: agent.config.limits,
     };
     let routes = routes(agent.clone()).merge(blocks.router());
     let is_ready = Arc::new(AtomicBool::new(true));
     ready();
     let served = bound.serve(routes, facts, metrics, is_ready, listening).await;
+    agent.sessions.stop_all(agent.clock.now());
     withdraw.cancel();
     // A publisher that panicked has nothing left to withdraw with; its records run out by themselves.
     drop(publisher.await);
@@ -184,6 +200,8 @@ async fn drain(agent: Arc<Agent>, stop: CancellationToken, listening: Cancellati
     };
     if tokio::time::timeout(DRAIN, finished).await.is_err() {
         tracing::warn!("requests are cut off: they ran on past the drain time");
+        // What is acknowledged of sessions goes on at another instance; their streams end now.
+        agent.sessions.stop_all(agent.clock.now());
     }
     listening.cancel();
 }
@@ -206,5 +224,9 @@ fn routes(agent: Arc<Agent>) -> Router {
         .route(&at(path::PREFETCH), post(prefetch::create))
         .route(&at(path::DIRECTIVE_ROUTE), get(prefetch::read).delete(prefetch::cancel))
         .route(&at(path::COMPLETIONS), post(completions::create))
+        .route(&at(path::SESSION_ROUTE), delete(session::end))
+        .route(&at(path::SESSION_RESUME_ROUTE), post(session::resume))
+        .route(&at(path::SESSION_PROMPT_ROUTE), post(session::prompt))
+        .route(&at(path::SESSION_TOKENS_ROUTE), get(session::tokens))
         .with_state(agent)
 }

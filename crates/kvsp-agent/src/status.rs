@@ -44,10 +44,10 @@ impl Agent {
         }
     }
 
-    /// Whether nothing runs and nothing waits.
+    /// Whether nothing runs and nothing waits, no session either.
     pub(crate) fn is_idle(&self) -> bool {
         let gauges = self.engine.gauges();
-        Gauges::read(&gauges.running) + Gauges::read(&gauges.queued) == 0
+        Gauges::read(&gauges.running) + Gauges::read(&gauges.queued) == 0 && self.sessions.open_count() == 0
     }
 }
 

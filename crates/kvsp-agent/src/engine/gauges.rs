@@ -43,6 +43,8 @@ pub(crate) struct Gauges {
     pub(crate) mean_service_us: Average,
     pub(crate) prompt_tokens_computed: AtomicU64,
     pub(crate) prompt_tokens_reused: AtomicU64,
+    /// Output tokens of resumed sessions that were computed once more.
+    pub(crate) output_tokens_recomputed: AtomicU64,
     pub(crate) tokens_generated: AtomicU64,
     pub(crate) preemptions: AtomicU64,
     pub(crate) prefixes_broken: AtomicU64,

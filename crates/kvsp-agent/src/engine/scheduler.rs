@@ -5,6 +5,7 @@
 //! and nobody else.
 
 mod admission;
+mod export;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -15,14 +16,15 @@ use kvsp_core::time::Time;
 use kvsp_engine::{Engine, EngineError, PageId, Span};
 use kvsp_net::clock::Clock;
 use kvsp_openai::FinishReason;
-use kvsp_proto::container::{self, LayerSections};
-use kvsp_proto::registry::Codec;
+use kvsp_proto::container::LayerSections;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::pages::{PageTable, ScopedKey, Slot};
+use super::pages::{PageTable, Slot};
 use super::sequence::{Running, Sequence};
 use super::{Command, EngineEvent, Gauges, HostTier, Output, SchedulerConfig};
+use admission::Attached;
+use export::Export;
 
 /// Time for prefill in a turn while other sequences decode.
 const PREFILL_SLICE: Duration = Duration::from_millis(30);
@@ -53,7 +55,7 @@ pub(super) struct Scheduler<E: Engine> {
     /// Requests submitted so far.
     arrivals: u64,
     /// Computed blocks to hand out, each page with a reference.
-    exports: VecDeque<(ScopedKey, PageId)>,
+    exports: VecDeque<Export>,
     pins: BTreeMap<String, PinnedPages>,
     commands: mpsc::Receiver<Command>,
     events: mpsc::Sender<EngineEvent>,
@@ -169,6 +171,9 @@ impl<E: Engine> Scheduler<E> {
     /// Whether a turn would compute something.
     fn can_advance(&self) -> bool {
         let moves = |s: &Sequence<E::Pass>| {
+            if !s.may_go_on() {
+                return false;
+            }
             let readable = s.readable_layers(&self.pages, self.layers);
             match &s.pass {
                 Some(running) => self.engine.next_layer(&running.pass).is_none_or(|layer| layer < readable),
@@ -177,9 +182,7 @@ impl<E: Engine> Scheduler<E> {
         };
         !self.exports.is_empty()
             || self.running.iter().any(moves)
-            || (!self.waiting.is_empty()
-                && self.running.len() < self.config.max_running
-                && self.pages.available() > 0)
+            || (!self.waiting.is_empty() && self.has_place() && self.pages.available() > 0)
     }
 
     fn handle(&mut self, command: Command) {
@@ -194,6 +197,8 @@ impl<E: Engine> Scheduler<E> {
             }
             Command::Write { slot, layer, sections } => self.write(slot, layer as usize, &sections),
             Command::EndLoad(slot) => self.pages.end_load(slot),
+            // The turn that follows sees what has changed.
+            Command::Wake => {}
         }
     }
 
@@ -223,11 +228,17 @@ impl<E: Engine> Scheduler<E> {
         }
     }
 
-    /// Sequences whose prefix failed to arrive compute from the first block that is missing.
+    /// Sequences whose prefix failed to arrive compute from the first block that is missing; where that cannot
+    /// be computed they end.
     fn mend_broken(&mut self) {
-        for sequence in &mut self.running {
+        for sequence in self.running.iter_mut().filter(|s| !s.ended) {
             if let Some(broken) = sequence.broken_page(&self.pages) {
                 Gauges::count(&self.gauges.prefixes_broken, 1);
+                if broken < sequence.unknown {
+                    sequence.send(Output::NeedsPrompt);
+                    sequence.ended = true;
+                    continue;
+                }
                 let dropped = sequence.truncate(broken, self.block_tokens);
                 self.pages.release_all(&dropped);
             }
@@ -237,8 +248,9 @@ impl<E: Engine> Scheduler<E> {
     /// One token for every sequence that decodes, in one pass.
     fn decode(&mut self) {
         let layers = self.layers;
-        let mut batch: Vec<usize> =
-            (0..self.running.len()).filter(|&i| self.running[i].is_decoding(&self.pages, layers)).collect();
+        let mut batch: Vec<usize> = (0..self.running.len())
+            .filter(|&i| self.running[i].is_decoding(&self.pages, layers) && self.running[i].may_go_on())
+            .collect();
         batch.retain(|&index| self.cover(index, 1));
         // Making room for one sequence may have cost another its pages.
         batch.retain(|&index| {
@@ -272,12 +284,15 @@ impl<E: Engine> Scheduler<E> {
 
     /// Advance prefills in turn, until the time slice is used up.
     fn prefill(&mut self) {
-        let decoding = self.running.iter().any(|s| s.is_decoding(&self.pages, self.layers));
+        let decoding = self.running.iter().any(|s| s.is_decoding(&self.pages, self.layers) && s.may_go_on());
         let slice = if decoding { PREFILL_SLICE } else { PREFILL_SLICE_ALONE };
         let begin = Instant::now();
         let mut index = 0;
         while index < self.running.len() && begin.elapsed() < slice {
-            if !self.running[index].is_decoding(&self.pages, self.layers)
+            let sequence = &self.running[index];
+            if !sequence.ended
+                && !sequence.is_decoding(&self.pages, self.layers)
+                && sequence.may_go_on()
                 && let Err(error) = self.prefill_one(index, begin, slice)
             {
                 self.fail(index, &error);
@@ -295,10 +310,17 @@ impl<E: Engine> Scheduler<E> {
         if !self.running[index].attached {
             // It was preempted: what it had computed may still be in the pool, or in the host tier.
             let mut sequence = self.running.swap_remove(index);
-            self.attach_prefix(&mut sequence);
+            let attached = self.attach_prefix(&mut sequence);
+            if attached == Attached::Missing {
+                sequence.send(Output::NeedsPrompt);
+                sequence.ended = true;
+            }
             self.running.push(sequence);
             let last = self.running.len() - 1;
             self.running.swap(index, last);
+            if attached != Attached::Yes {
+                return Ok(());
+            }
         }
         let readable = self.running[index].readable_layers(&self.pages, self.layers);
         if readable == 0 {
@@ -356,23 +378,27 @@ impl<E: Engine> Scheduler<E> {
         while !self.is_covered(index, tokens) {
             if let Some(page) = self.pages.allocate() {
                 self.running[index].pages.push(page);
-                continue;
-            }
-            let order = self.running[index].order;
-            let victim = (0..self.running.len())
-                .filter(|&i| self.running[i].order > order && !self.running[i].pages.is_empty())
-                .max_by_key(|&i| self.running[i].order);
-            let Some(victim) = victim else {
-                // What is kept for a request to come gives way to one that is here.
-                if self.unpin_one() {
-                    continue;
-                }
+            } else if !self.make_room(self.running[index].order) {
                 return false;
-            };
-            Gauges::count(&self.gauges.preemptions, 1);
-            let pages = self.running[victim].take_pages();
-            self.pages.release_all(&pages);
+            }
         }
+        true
+    }
+
+    /// Have pages given up for the sequence of this order: by the last that arrived after it, else by one that
+    /// is held, else by requests to come. False where nobody gives any.
+    fn make_room(&mut self, order: u64) -> bool {
+        let victim = (0..self.running.len())
+            .filter(|&i| !self.running[i].pages.is_empty() && self.running[i].order != order)
+            .filter(|&i| self.running[i].order > order || !self.running[i].may_go_on())
+            .max_by_key(|&i| self.running[i].order);
+        let Some(victim) = victim else {
+            // What is kept for a request to come gives way to one that is here.
+            return self.unpin_one();
+        };
+        Gauges::count(&self.gauges.preemptions, 1);
+        let pages = self.running[victim].take_pages();
+        self.pages.release_all(&pages);
         true
     }
 
@@ -380,8 +406,9 @@ impl<E: Engine> Scheduler<E> {
     fn advance(&mut self, index: usize, tokens: usize, logits: Option<Vec<f32>>) {
         self.progressed = true;
         let sequence = &mut self.running[index];
-        let prompt_left = sequence.prompt_len.saturating_sub(sequence.computed);
-        Gauges::count(&self.gauges.prompt_tokens_computed, tokens.min(prompt_left));
+        let (of_prompt, of_output) = sequence.parts(tokens);
+        Gauges::count(&self.gauges.prompt_tokens_computed, of_prompt);
+        Gauges::count(&self.gauges.output_tokens_recomputed, of_output);
         sequence.computed += tokens;
         while sequence.named < sequence.computed / self.block_tokens {
             let (at, page) = (sequence.named, sequence.pages[sequence.named]);
@@ -389,17 +416,17 @@ impl<E: Engine> Scheduler<E> {
             let Some(block) = sequence.block(at) else { continue };
             if self.pages.publish(page, block) && !self.host.holds(&block) {
                 self.pages.retain(page);
-                self.exports.push_back((block, page));
+                self.exports.push_back(Export { block, page, wanted: sequence.is_watched() });
             }
         }
         let Some(logits) = logits else { return };
-        let step = sequence.generated();
-        if step == 0 {
-            let reused = sequence.prefix * self.block_tokens;
+        if !sequence.started {
+            sequence.started = true;
+            let reused = (sequence.prefix * self.block_tokens).min(sequence.prompt_len);
             Gauges::count(&self.gauges.prompt_tokens_reused, reused);
             sequence.send(Output::Started { reused });
         }
-        let token = sequence.sampler.sample(&logits, step as u64);
+        let token = sequence.sampler.sample(&logits, sequence.step());
         if self.engine.info().eos.contains(&token) {
             sequence.finish(FinishReason::Stop);
             return;
@@ -432,44 +459,6 @@ impl<E: Engine> Scheduler<E> {
             self.gauges.mean_service_us.add(now.since(done.arrived).as_micros() as f64);
             self.pages.release_all(&done.take_pages());
         }
-    }
-
-    /// Hand out one computed block a turn: reading it takes time that decoding needs too.
-    fn export(&mut self) {
-        if let Some((block, page)) = self.exports.pop_front() {
-            self.progressed = true;
-            match self.read_block(page) {
-                // The agent may have stopped; then nobody wants the block.
-                Ok(container) => drop(self.events.blocking_send(EngineEvent::Computed { block, container })),
-                Err(error) => tracing::warn!(%error, "a computed block was not exported"),
-            }
-            self.pages.release(page);
-        }
-        for change in self.pages.take_changes() {
-            if self.events.blocking_send(EngineEvent::Device(change)).is_err() {
-                break;
-            }
-        }
-    }
-
-    fn read_block(&self, page: PageId) -> Result<bytes::Bytes, EngineError> {
-        let mut layers = Vec::with_capacity(self.layers);
-        for layer in 0..self.layers {
-            let mut octets = Vec::new();
-            self.engine.read_layer(page, layer, &mut octets)?;
-            layers.push(octets);
-        }
-        let (k, _) = self
-            .engine
-            .info()
-            .descriptor
-            .section_octets(self.engine.info().descriptor.block_tokens)
-            .ok_or_else(|| EngineError::Misuse("the descriptor's sections overflow".into()))?;
-        let k = usize::try_from(k).unwrap_or(usize::MAX);
-        let sections: Vec<(&[u8], &[u8])> =
-            layers.iter().filter_map(|octets| octets.split_at_checked(k)).collect();
-        container::encode(Codec::RAW, 0, self.engine.info().descriptor.block_tokens, &sections)
-            .map_err(|e| EngineError::Backend(e.to_string()))
     }
 
     fn report(&self) {

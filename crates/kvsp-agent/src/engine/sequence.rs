@@ -11,7 +11,10 @@ use kvsp_proto::id::{BlockKey, CompatId, ScopeId};
 use tokio::sync::mpsc;
 
 use super::pages::{PageTable, ScopedKey};
-use super::{EngineRequest, Output};
+use super::{EngineRequest, Output, Pace, PromptTokens};
+
+/// Stands for a token that is not known. It is never computed.
+const PLACEHOLDER: u32 = 0;
 
 /// A forward pass under way.
 pub(super) struct Running<P> {
@@ -23,10 +26,17 @@ pub(super) struct Running<P> {
 }
 
 pub(super) struct Sequence<P> {
+    /// Prompt and output. The first `unknown` blocks are placeholders: their tokens are not known.
     pub(super) tokens: Vec<u32>,
+    /// Leading blocks that are known by their keys alone, and never computed.
+    pub(super) unknown: usize,
     pub(super) prompt_len: usize,
+    /// Tokens that the request came with, prompt and output.
+    pub(super) given: usize,
     pub(super) max_tokens: usize,
     pub(super) sampler: Sampler,
+    first_step: u64,
+    pace: Option<Arc<Pace>>,
     pub(super) output: mpsc::Sender<Output>,
     pub(super) arrived: Time,
     /// Its place in the order of arrival; no two are equal, so of two sequences one always gives way.
@@ -45,6 +55,8 @@ pub(super) struct Sequence<P> {
     /// Blocks that were named, or found by name.
     pub(super) named: usize,
     pub(super) pass: Option<Running<P>>,
+    /// The first logits came.
+    pub(super) started: bool,
     /// The output is over; the pages go with the next sweep.
     pub(super) ended: bool,
 }
@@ -58,13 +70,37 @@ impl<P> Sequence<P> {
         (order, now): (u64, Time),
     ) -> Self {
         let scope: Option<Arc<ScopeKey>> = request.scope;
-        let mut chain = scope.as_ref().map(|key| BlockKeyChain::new(key, compat, block_tokens));
-        let keys = chain.as_mut().map(|chain| chain.extend(&request.prompt)).unwrap_or_default();
+        let scope_key = scope.as_deref();
+        let (mut tokens, mut keys, mut chain) = match request.prompt {
+            PromptTokens::Known(tokens) => {
+                let chain = scope_key.map(|key| BlockKeyChain::new(key, compat, block_tokens));
+                (tokens, Vec::new(), chain)
+            }
+            PromptTokens::Keyed { blocks, tail } => {
+                let mut tokens = vec![PLACEHOLDER; blocks.len().saturating_mul(block_tokens as usize)];
+                tokens.extend(tail);
+                let chain = scope_key.map(|key| match blocks.last() {
+                    Some(last) => BlockKeyChain::after(*last, key, compat, block_tokens),
+                    None => BlockKeyChain::new(key, compat, block_tokens),
+                });
+                (tokens, blocks, chain)
+            }
+        };
+        let unknown = keys.len();
+        let prompt_len = tokens.len();
+        tokens.extend(request.generated);
+        if let Some(chain) = &mut chain {
+            keys.extend(chain.extend(&tokens[unknown * block_tokens as usize..]));
+        }
         Self {
-            prompt_len: request.prompt.len(),
-            tokens: request.prompt,
+            unknown,
+            prompt_len,
+            given: tokens.len(),
+            tokens,
             max_tokens: request.max_tokens,
             sampler: request.sampler,
+            first_step: request.first_step,
+            pace: request.pace,
             output,
             arrived: now,
             order,
@@ -78,8 +114,32 @@ impl<P> Sequence<P> {
             computed: 0,
             named: 0,
             pass: None,
+            started: false,
             ended: false,
         }
+    }
+
+    /// Whether it may compute now: what it generated so far must not run away from who watches it.
+    pub(super) fn may_go_on(&self) -> bool {
+        self.pace.as_ref().is_none_or(|pace| pace.allows(self.generated()))
+    }
+
+    /// Whether something relies on its blocks outside the process.
+    pub(super) const fn is_watched(&self) -> bool {
+        self.pace.is_some()
+    }
+
+    /// The sampler's step of the next output token.
+    pub(super) fn step(&self) -> u64 {
+        self.first_step.wrapping_add(self.generated() as u64)
+    }
+
+    /// Of the next `tokens` to compute, those of the prompt, and those of the output that the request came
+    /// with.
+    pub(super) fn parts(&self, tokens: usize) -> (usize, usize) {
+        let (from, to) = (self.computed, self.computed + tokens);
+        let within = |begin: usize, end: usize| to.min(end).saturating_sub(from.max(begin));
+        (within(0, self.prompt_len), within(self.prompt_len, self.given))
     }
 
     /// The name of a complete block.

@@ -7,5 +7,6 @@ mod exact;
 mod hanging;
 mod leases;
 mod liars;
+mod sessions;
 mod states;
 mod support;

@@ -9,13 +9,25 @@ use super::super::sequence::Sequence;
 use super::super::{EngineEvent, EngineRequest, Expectation, Output, Pin, SubmitError};
 use super::{PinnedPages, Scheduler};
 
+/// What became of looking for a prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attached {
+    /// The request has what there is.
+    Yes,
+    /// A block that cannot be computed has no page now.
+    NoRoom,
+    /// A block that cannot be computed is neither in the pool nor in the host tier.
+    Missing,
+}
+
 impl<E: Engine> Scheduler<E> {
     pub(super) fn submit(&mut self, request: EngineRequest) -> Result<mpsc::Receiver<Output>, SubmitError> {
         if self.waiting.len() >= self.config.max_queued {
             return Err(SubmitError::QueueFull);
         }
         // Room for the start, every token and the end: sending never waits for a slow client.
-        let (output, receiver) = mpsc::channel(request.max_tokens.saturating_add(3));
+        let left = request.max_tokens.saturating_sub(request.generated.len());
+        let (output, receiver) = mpsc::channel(left.saturating_add(3));
         let compat = self.engine.info().descriptor.compat_id();
         let block_tokens = self.engine.info().descriptor.block_tokens;
         self.arrivals += 1;
@@ -46,32 +58,54 @@ impl<E: Engine> Scheduler<E> {
     }
 
     pub(super) fn admit(&mut self) {
-        while self.running.len() < self.config.max_running && !self.waiting.is_empty() {
+        while self.has_place() && !self.waiting.is_empty() {
             // Pages kept for requests to come do not keep those out that are here.
             if self.pages.available() == 0 && !(self.running.is_empty() && self.unpin_one()) {
                 break;
             }
             let Some(mut sequence) = self.waiting.pop_front() else { break };
             self.progressed = true;
-            self.attach_prefix(&mut sequence);
+            let attached = self.attach_prefix(&mut sequence);
             if let Some(pin) = sequence.request_ref.take().and_then(|name| self.pins.remove(&name)) {
                 self.pages.release_all(&pin.pages);
             }
-            self.running.push(sequence);
+            if attached == Attached::Missing {
+                sequence.send(Output::NeedsPrompt);
+            } else {
+                self.running.push(sequence);
+            }
         }
     }
 
+    /// Whether one more request may run. Those that are held do not keep others out, within bounds.
+    pub(super) fn has_place(&self) -> bool {
+        self.running.len() < self.config.max_running
+            || (self.running.len() < self.config.max_running.saturating_add(self.config.max_queued)
+                && self.running.iter().filter(|s| s.may_go_on()).count() < self.config.max_running)
+    }
+
     /// Find the leading blocks in the pool, or have them filled from the host tier. The last token is
-    /// always computed: its logits are wanted.
-    pub(super) fn attach_prefix(&mut self, sequence: &mut Sequence<E::Pass>) {
+    /// always computed: its logits are wanted. Blocks that cannot be computed are all found, or none is taken.
+    pub(super) fn attach_prefix(&mut self, sequence: &mut Sequence<E::Pass>) -> Attached {
         sequence.attached = true;
         let most = (sequence.tokens.len() - 1) / self.block_tokens;
+        let mut room = true;
         for index in 0..most {
             let Some(block) = sequence.block(index) else { break };
             let page = match self.pages.find(&block) {
                 Some(page) => page,
                 None if self.host.holds(&block) => {
-                    let Some(slot) = self.pages.begin_load(block) else { break };
+                    let must = index < sequence.unknown;
+                    let slot = loop {
+                        match self.pages.begin_load(block) {
+                            None if must && self.make_room(sequence.order) => {}
+                            slot => break slot,
+                        }
+                    };
+                    let Some(slot) = slot else {
+                        room = false;
+                        break;
+                    };
                     if self.events.blocking_send(EngineEvent::Fill { block, slot }).is_err() {
                         self.pages.end_load(slot);
                         break;
@@ -83,9 +117,15 @@ impl<E: Engine> Scheduler<E> {
             self.pages.retain(page);
             sequence.pages.push(page);
         }
+        if sequence.pages.len() < sequence.unknown {
+            let pages = sequence.take_pages();
+            self.pages.release_all(&pages);
+            return if room { Attached::Missing } else { Attached::NoRoom };
+        }
         sequence.prefix = sequence.pages.len();
         sequence.named = sequence.prefix;
         sequence.computed = sequence.prefix * self.block_tokens;
+        Attached::Yes
     }
 
     pub(super) fn expect(&mut self, scope: ScopeId, keys: &[BlockKey], pin: Option<Pin>) -> Vec<Expectation> {

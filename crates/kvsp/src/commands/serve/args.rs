@@ -100,6 +100,10 @@ pub(crate) struct ServeArgs {
     /// a key of its own and the other roles share nothing.
     #[arg(long, value_name = "FILE", env = "KVSP_SCOPE_KEY")]
     scope_key: Vec<PathBuf>,
+    /// All instances that a session may go to run this program on equal hardware: greedy tokens are the same
+    /// at each of them, and are shown without waiting for a checkpoint. `all` sets it.
+    #[arg(long, env = "KVSP_EQUAL_HARDWARE")]
+    equal_hardware: bool,
     /// End when the process that started this one ends.
     #[arg(long, hide = true)]
     pub(super) exit_with_parent: bool,
@@ -126,6 +130,7 @@ impl ServeArgs {
             *target = self.controller.clone().or(target.take());
         }
         config.instance.holder = self.holder.clone().or(config.instance.holder.take());
+        config.instance.equal_hardware |= self.equal_hardware || self.role == RoleName::All;
         for name in [&mut config.instance.served_name, &mut config.gateway.served_name] {
             *name = self.served_name.clone().or(name.take());
         }

@@ -1,0 +1,206 @@
+//! Getting a session into the engine: loading what its former instance left behind, or waiting for the prompt.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use kvsp_core::prefetch::Directive;
+use kvsp_proto::block_key::BlockKeyChain;
+use kvsp_proto::id::BlockKey;
+use kvsp_proto::message::{Detail, DirectiveBlock, LayerOrder, LookupRequest, PrefetchDirective};
+use kvsp_proto::uri::BaseUri;
+use tokio::sync::mpsc;
+
+use super::{Phase, Session, SessionCounters};
+use crate::Agent;
+use crate::engine::{EngineRequest, Expectation, Output, Pin, PromptTokens, ScopedKey, SubmitError};
+use crate::load::Load;
+
+/// Times that a session is loaded anew, after the engine lost blocks that it cannot compute, before its prompt
+/// is asked for.
+const MAX_LOADS: u64 = 2;
+/// Lookups of one load: each ends at the first block without a replica.
+const MAX_LOOKUPS: usize = 16;
+/// How soon a full queue of the engine is tried again.
+const QUEUE_AGAIN: Duration = Duration::from_millis(20);
+
+/// The engine can take no more requests, for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the engine has stopped")]
+pub(super) struct NoEngine;
+
+/// Have the engine go on with a session, whatever that needs: its blocks, or its prompt from the front end. Does
+/// not end before the front end has brought what is needed.
+pub(super) async fn acquire(
+    agent: Arc<Agent>,
+    session: Arc<Session>,
+) -> Result<mpsc::Receiver<Output>, NoEngine> {
+    let generated = session.with(|state| state.output.tokens().to_vec());
+    let facts = &session.facts;
+    let keys = keys(&agent, &session, &generated);
+    let prompt = loop {
+        if let Some(prompt) = session.prompt() {
+            bring(&agent, &session, &keys).await;
+            break PromptTokens::Known(prompt);
+        }
+        // The logits after the last token are wanted, so that token must be known.
+        let last_is_known = !facts.prompt_tail.is_empty() || !generated.is_empty();
+        if last_is_known && session.lost.load(Ordering::Relaxed) < MAX_LOADS {
+            let here = bring(&agent, &session, &keys).await;
+            if here >= facts.prompt_blocks.len() {
+                let (blocks, tail) = (facts.prompt_blocks.clone(), facts.prompt_tail.clone());
+                break PromptTokens::Keyed { blocks, tail };
+            }
+        }
+        wait_for_prompt(&agent, &session).await;
+    };
+    // The engine took over the blocks above by this name.
+    let request_ref = Some(pin_name(&session));
+    loop {
+        let request = EngineRequest {
+            prompt: prompt.clone(),
+            generated: generated.clone(),
+            max_tokens: facts.max_tokens,
+            sampler: facts.sampler.clone(),
+            first_step: facts.first_step,
+            scope: Some(facts.scope.clone()),
+            request_ref: request_ref.clone(),
+            pace: Some(session.pace()),
+        };
+        match agent.engine.submit(request).await {
+            Ok(outputs) => return Ok(outputs),
+            Err(SubmitError::QueueFull) => tokio::time::sleep(QUEUE_AGAIN).await,
+            Err(SubmitError::Stopped) => return Err(NoEngine),
+        }
+    }
+}
+
+fn pin_name(session: &Session) -> String {
+    format!("session {} {}", session.facts.id, session.facts.epoch)
+}
+
+async fn wait_for_prompt(agent: &Agent, session: &Session) {
+    let mut changes = session.changed.subscribe();
+    if session.prompt().is_none() {
+        SessionCounters::count(&agent.sessions.counters.prompts_needed);
+        tracing::info!(session = %session.facts.id, "the session's blocks are gone: its prompt is needed");
+        session.enter(Phase::NeedsPrompt(agent.clock.now()));
+    }
+    while session.prompt().is_none() {
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+    session.enter(Phase::Running);
+}
+
+/// The keys of the complete blocks of prompt and output, without the one that holds the last token: that token
+/// is computed in any case.
+fn keys(agent: &Agent, session: &Session, generated: &[u32]) -> Vec<BlockKey> {
+    let facts = &session.facts;
+    let (compat, block_tokens) = (agent.descriptor.compat_id(), agent.descriptor.block_tokens);
+    let mut keys = facts.prompt_blocks.clone();
+    let mut chain = match keys.last() {
+        Some(last) => BlockKeyChain::after(*last, &facts.scope, compat, block_tokens),
+        None => BlockKeyChain::new(&facts.scope, compat, block_tokens),
+    };
+    keys.extend(chain.extend(&facts.prompt_tail));
+    keys.extend(chain.extend(generated));
+    let tokens = facts.prompt_len + generated.len();
+    keys.truncate(tokens.saturating_sub(1) / (block_tokens as usize).max(1));
+    keys
+}
+
+/// Bring the leading blocks that are somewhere into the engine, or on their way into it; how many. What enters
+/// passes all the checks of a prefetch directive, because it is one.
+async fn bring(agent: &Arc<Agent>, session: &Session, keys: &[BlockKey]) -> usize {
+    let scope = session.facts.scope.scope_id();
+    let here: Vec<bool> = keys
+        .iter()
+        .map(|&key| ScopedKey { scope, key })
+        .map(|block| agent.resident.has(&block) || agent.host_holds(&block))
+        .collect();
+    let sources = sources(agent, session, keys, &here).await;
+    let reach = here.iter().zip(&sources).take_while(|(here, sources)| **here || !sources.is_empty()).count();
+    if reach == 0 {
+        return 0;
+    }
+    // Only the clock of this process is asked, so a permit cannot be waited for in vain: every load ends.
+    let permit = agent.sessions.loads.clone().acquire_owned().await;
+    let now = agent.clock.now();
+    let deadline_ms = agent.config.max_load_ms;
+    let lease_ms = deadline_ms.min(agent.config.limits.max_lease_ttl_ms).max(1);
+    let pin =
+        Pin { request_ref: pin_name(session), until: now.after_millis(deadline_ms.saturating_add(lease_ms)) };
+    let blocks = keys[..reach].to_vec();
+    let Ok(expected) = agent.engine.expect(scope, blocks.clone(), Some(pin)).await else { return 0 };
+    let body = PrefetchDirective {
+        directive: agent.random.uuid(),
+        request_ref: None,
+        scope_id: scope,
+        compat_id: agent.descriptor.compat_id(),
+        blocks: blocks
+            .into_iter()
+            .zip(sources)
+            .map(|(block_key, sources)| DirectiveBlock { block_key, sources })
+            .collect(),
+        layer_order: LayerOrder::Ascending,
+        deadline_ms,
+        lease_ms,
+    };
+    let held: std::collections::BTreeSet<BlockKey> =
+        keys.iter().zip(&here).filter(|(_, here)| **here).map(|(key, _)| *key).collect();
+    let directive = Directive::new(body, |key| held.contains(key), now);
+    let load = Arc::new(Load::new(agent.clone(), directive, &expected));
+    let loading = agent.tasks.spawn(async move {
+        load.run().await;
+        drop(permit);
+    });
+    // A block without a page comes into the host tier alone, where the engine finds it once it is whole.
+    if expected.contains(&Expectation::NoRoom) {
+        drop(loading.await);
+    }
+    reach
+}
+
+/// Where each block can be had, in the order of preference; a place that is this instance itself is none.
+async fn sources(agent: &Agent, session: &Session, keys: &[BlockKey], here: &[bool]) -> Vec<Vec<BaseUri>> {
+    let mut sources = vec![Vec::new(); keys.len()];
+    let Some(index) = &agent.config.index else { return sources };
+    let mut at = 0;
+    for _ in 0..MAX_LOOKUPS {
+        at += here[at..].iter().take_while(|here| **here).count();
+        if at >= keys.len() {
+            break;
+        }
+        let request = LookupRequest {
+            scope_id: session.facts.scope.scope_id(),
+            compat_id: agent.descriptor.compat_id(),
+            block_keys: keys[at..].to_vec(),
+            targets: Vec::new(),
+            detail: Detail::Location,
+            block_tokens: None,
+        };
+        let answer = match agent.client.lookup(index, &request).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                tracing::warn!(%error, "the index did not answer; the session's blocks are not loaded");
+                break;
+            }
+        };
+        let blocks = answer.blocks.unwrap_or_default();
+        if blocks.is_empty() {
+            break;
+        }
+        for (place, block) in sources[at..].iter_mut().zip(&blocks) {
+            *place = block
+                .replicas
+                .iter()
+                .filter_map(|record| record.http_holder())
+                .filter(|holder| *holder != agent.base && agent.client.config().policy.allow(holder).is_ok())
+                .collect();
+        }
+        at += blocks.len().min(keys.len() - at);
+    }
+    sources
+}
