@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -15,6 +16,7 @@ use uuid::Uuid;
 use crate::Gateway;
 use crate::form::Form;
 use crate::open::{Asked, Opened};
+use crate::session::{Place, Reader};
 use crate::upstream::Upstream;
 
 impl Gateway {
@@ -28,10 +30,15 @@ impl Gateway {
             Opened::Plain(upstream) => whole(*upstream, &form).await,
             Opened::Session(reader) => {
                 let session = reader.session().id();
-                let response = if streams { events(reader.stream(None)) } else { reader.whole().await? };
+                let response = if streams { self.follow(reader, None) } else { reader.whole().await? };
                 Ok(of_session(response, session))
             }
         }
+    }
+
+    /// A session's events from `place` on, or from the start.
+    pub(crate) fn follow(&self, reader: Reader, place: Option<Place>) -> Response {
+        events(reader.stream(place, Duration::from_millis(self.config.keep_alive_ms)))
     }
 }
 
@@ -45,9 +52,7 @@ pub(crate) fn of_session(mut response: Response, session: Uuid) -> Response {
 }
 
 /// A response of server-sent events, each sent as soon as it is there.
-pub(crate) fn events(
-    events: impl Stream<Item = Result<Bytes, serde_json::Error>> + Send + 'static,
-) -> Response {
+fn events(events: impl Stream<Item = Result<Bytes, serde_json::Error>> + Send + 'static) -> Response {
     let events: Pin<Box<dyn Stream<Item = Result<Bytes, serde_json::Error>> + Send>> = Box::pin(events);
     let mut response = Response::new(Body::from_stream(events));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));

@@ -29,6 +29,8 @@ pub struct GatewayConfig {
     pub reconnect_ms: u64,
     /// Milliseconds that a streamed answer is kept after its end, for a client that comes back.
     pub stream_retention_ms: u64,
+    /// Milliseconds of silence after which a stream of a session carries a comment.
+    pub keep_alive_ms: u64,
     /// Milliseconds without any progress after which a session whose stream is lost is given up.
     pub stalled_ms: u64,
     /// Limits of request bodies.
@@ -48,6 +50,7 @@ impl Default for GatewayConfig {
             max_transcript_octets: 256 << 20,
             reconnect_ms: 15_000,
             stream_retention_ms: 60_000,
+            keep_alive_ms: 2_000,
             stalled_ms: 120_000,
             limits: Limits::default(),
         }

@@ -15,7 +15,7 @@ use kvsp_proto::message::SessionState;
 use uuid::Uuid;
 
 use crate::Gateway;
-use crate::answer::{events, of_session};
+use crate::answer::of_session;
 use crate::error::Refusal;
 use crate::session::{Continuation, Driver, FrontEnd, Place, Reader, Session, Start, Watch};
 
@@ -46,7 +46,7 @@ pub(crate) async fn follow(
         }
         None => gateway.take_up(id, &caller).await?,
     };
-    Ok(of_session(events(reader.stream(place)), id))
+    Ok(of_session(gateway.follow(reader, place), id))
 }
 
 /// Whether the client may read the session; for others it does not exist.

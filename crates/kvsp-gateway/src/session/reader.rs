@@ -17,8 +17,6 @@ use super::transcript::{End, Found, Transcript, usage};
 /// Readers of one session at a time: a client and its successor, whose predecessor's connection is not yet
 /// known to be broken, a few times over.
 const MAX_READERS: usize = 8;
-/// A silent stream carries a comment this often.
-const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
 /// A reader of a session. While one is there, the session goes on.
 pub(crate) struct Reader {
@@ -51,10 +49,11 @@ impl Reader {
         &self.session
     }
 
-    /// The answer as events, from `place` on or from the start; comments while nothing comes.
+    /// The answer as events, from `place` on or from the start; a comment after each `keep_alive` without any.
     pub(crate) fn stream(
         mut self,
         place: Option<Place>,
+        keep_alive: Duration,
     ) -> impl futures_util::Stream<Item = Result<Bytes, serde_json::Error>> + Send + 'static {
         async_stream::try_stream! {
             let mut at = place.unwrap_or(Place::Tokens(0));
@@ -73,7 +72,7 @@ impl Reader {
                     Step::Wait => {
                         // The session, which holds the sender, is held here.
                         let mut changed = pin!(self.transcript.changed());
-                        while timeout(KEEP_ALIVE, &mut changed).await.is_err() {
+                        while timeout(keep_alive, &mut changed).await.is_err() {
                             yield sse::keep_alive();
                         }
                     }
