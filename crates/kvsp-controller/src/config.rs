@@ -1,5 +1,7 @@
 //! Settings of the Placement Controller.
 
+mod sessions;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +10,8 @@ use kvsp_core::placement::DirectiveBounds;
 use kvsp_proto::message::Limits;
 use kvsp_proto::uri::BaseUri;
 use serde::Deserialize;
+
+pub use sessions::SessionSettings;
 
 /// Settings of the Placement Controller.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -20,6 +24,8 @@ pub struct ControllerConfig {
     /// The file of the key that encrypts what is in that folder; without one it lies beside it, made at the
     /// first start.
     pub state_key: Option<PathBuf>,
+    /// Sessions.
+    pub sessions: SessionSettings,
     /// ms that a placement waits for the index.
     pub index_timeout_ms: u64,
     /// ms that a placement waits for an instance to take a directive.
@@ -56,6 +62,7 @@ impl Default for ControllerConfig {
             index: None,
             state: None,
             state_key: None,
+            sessions: SessionSettings::default(),
             index_timeout_ms: 1_000,
             prefetch_timeout_ms: 500,
             state_timeout_ms: 2_000,

@@ -1,5 +1,7 @@
 //! What the Placement Controller counts.
 
+mod sessions;
+
 use kvsp_core::instances::Instances;
 use kvsp_net::metrics::Metrics;
 use kvsp_proto::record::InstanceState;
@@ -7,6 +9,8 @@ use prometheus_client::encoding::{EncodeLabel as _, EncodeLabelSet, LabelSetEnco
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+
+pub(crate) use sessions::SessionMetrics;
 
 /// How a placement ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,11 +53,16 @@ impl EncodeLabelSet for Label {
 pub(crate) struct ControllerMetrics {
     placements: Family<Label, Counter>,
     instances: Family<Label, Gauge>,
+    pub(crate) sessions: SessionMetrics,
 }
 
 impl ControllerMetrics {
     pub(crate) fn new(metrics: &Metrics) -> Self {
-        let own = Self { placements: Family::default(), instances: Family::default() };
+        let own = Self {
+            placements: Family::default(),
+            instances: Family::default(),
+            sessions: SessionMetrics::new(metrics),
+        };
         metrics.register("controller_placements", "Placements by outcome", own.placements.clone());
         metrics.register("controller_instances", "Instances by state", own.instances.clone());
         own

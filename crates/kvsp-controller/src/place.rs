@@ -5,18 +5,23 @@ use std::sync::Arc;
 
 use kvsp_core::instances::ActiveInstance;
 use kvsp_core::placement::{DirectiveIds, Prefix, Ranked, Request, directive, rank};
-use kvsp_proto::message::{PlacementAnswer, PlacementRequest, PrefetchDirective};
+use kvsp_core::session::{Choice, NewSession, SessionError};
+use kvsp_proto::message::{PlacedSession, PlacementAnswer, PlacementRequest, PrefetchDirective};
 use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_proto::uri::BaseUri;
 
 use crate::metrics::Outcome;
 use crate::service::ControllerService;
+use crate::sessions::Unrecorded;
 
 /// Seconds after which a client that found no capacity may ask again: about an instance's start.
 const RETRY_AFTER_S: u64 = 1;
 
-/// A choice, and what it was made from.
-struct Choice {
+/// Identifiers that are tried for a session before there is no room: each falls into another shard.
+const SESSION_TRIES: usize = 32;
+
+/// All that were weighed, the best first, and what they were weighed by.
+struct Weighed {
     ranked: Vec<Ranked>,
     prefix: Option<Prefix>,
 }
@@ -24,36 +29,103 @@ struct Choice {
 impl ControllerService {
     /// Places a request.
     ///
+    /// Places a request of the principal `owner`; where it asks for a session, that is on stable storage then.
+    ///
     /// # Errors
-    /// `kvsp-no-capacity` where no instance is active.
+    /// `kvsp-no-capacity` where no instance is active; `kvsp-overloaded` where there is no room for a session.
     pub(crate) async fn place(
         self: Arc<Self>,
-        request: PlacementRequest,
+        mut request: PlacementRequest,
+        owner: &str,
     ) -> Result<PlacementAnswer, Problem> {
-        if self.eligible(&request).is_empty() {
-            return Err(self.no_capacity());
-        }
-        let descriptor = self.descriptor(request.compat_id).await;
-        let prefix = self.prefix(&request, descriptor.as_ref().map(|d| d.layers)).await;
-        let block_tokens = descriptor.map(|d| d.block_tokens).or_else(|| largest_block(&request));
-        let request_ref = request.request_ref.clone().unwrap_or_else(|| self.random.uuid().to_string());
-        let choice = Arc::clone(&self).choose(&request, prefix, block_tokens).await?;
-        let Some(best) = choice.ranked.first() else { return Err(self.no_capacity()) };
-        let prefetch = match self.directive(&request, &request_ref, best, choice.prefix.as_ref()) {
-            Some(directive) => self.send(best, &directive).await,
-            None => {
-                self.metrics.placed(if choice.prefix.is_some() { Outcome::Placed } else { Outcome::Blind });
-                None
+        let weighed = self.weigh(&request).await?;
+        let Some(best) = weighed.ranked.first() else { return Err(self.no_capacity()) };
+        let request_ref = request.request_ref.take().unwrap_or_else(|| self.random.uuid().to_string());
+        let directive = self.directive(&request, &request_ref, best, weighed.prefix.as_ref());
+        let prefetch = async {
+            match directive {
+                Some(directive) => self.send(best, &directive).await,
+                None => {
+                    let outcome = if weighed.prefix.is_some() { Outcome::Placed } else { Outcome::Blind };
+                    self.metrics.placed(outcome);
+                    None
+                }
             }
         };
+        let session = async {
+            if request.session {
+                self.begin(request, best.instance(), owner).await.map(Some)
+            } else {
+                Ok(None)
+            }
+        };
+        let (prefetch, session) = tokio::join!(prefetch, session);
+        let session = session?;
         Ok(PlacementAnswer {
             instance: best.instance().clone(),
             request_ref,
-            session: None,
+            session,
             cost_us: best.candidate.cost_us,
-            candidates: choice.ranked.into_iter().map(|ranked| ranked.candidate).collect(),
+            candidates: weighed.ranked.into_iter().map(|ranked| ranked.candidate).collect(),
             prefetch,
         })
+    }
+
+    /// The instance that a session is best continued at; `None` where there is none.
+    pub(crate) async fn choose_one(self: &Arc<Self>, request: &PlacementRequest) -> Option<Choice> {
+        let weighed = self.weigh(request).await.ok()?;
+        self.chosen(weighed.ranked.first()?.instance())
+    }
+
+    /// An instance, as a session remembers it; `None` where it has failed meanwhile.
+    fn chosen(&self, instance: &BaseUri) -> Option<Choice> {
+        let status = self.instances().live_status(instance, self.now())?;
+        Some(Choice { instance: instance.clone(), instance_epoch: status.epoch, ttl_ms: status.ttl_ms })
+    }
+
+    /// Begins a session at an instance.
+    async fn begin(
+        self: &Arc<Self>,
+        request: PlacementRequest,
+        instance: &BaseUri,
+        owner: &str,
+    ) -> Result<PlacedSession, Problem> {
+        let choice = self.chosen(instance).ok_or_else(|| self.no_capacity())?;
+        let new = NewSession {
+            session: self.random.uuid(),
+            owner: owner.to_owned(),
+            scope_id: request.scope_id,
+            compat_id: request.compat_id,
+            tokens: request.tokens,
+            block_keys: request.block_keys,
+            continuation: request.continuation,
+            choice: choice.clone(),
+        };
+        let placed = self.create(new).await?;
+        self.check_again(placed.session, &choice);
+        Ok(placed)
+    }
+
+    /// Creates a session, under another identifier where there is no room in the shard of the first.
+    async fn create(self: &Arc<Self>, mut new: NewSession) -> Result<PlacedSession, Unrecorded> {
+        for _ in 1..SESSION_TRIES {
+            match self.record(new.session, |sessions, now| sessions.create(new.clone(), now)).await {
+                Err(Unrecorded::Refused(SessionError::Full)) => new.session = self.random.uuid(),
+                made => return made,
+            }
+        }
+        self.record(new.session, |sessions, now| sessions.create(new.clone(), now)).await
+    }
+
+    /// Asks for what is known of the prompt, and weighs the instances by it.
+    async fn weigh(self: &Arc<Self>, request: &PlacementRequest) -> Result<Weighed, Problem> {
+        if self.eligible(request).is_empty() {
+            return Ok(Weighed { ranked: Vec::new(), prefix: None });
+        }
+        let descriptor = self.descriptor(request.compat_id).await;
+        let prefix = self.prefix(request, descriptor.as_ref().map(|d| d.layers)).await;
+        let block_tokens = descriptor.map(|d| d.block_tokens).or_else(|| largest_block(request));
+        Arc::clone(self).choose(request, prefix, block_tokens).await
     }
 
     /// The active instances that the caller has not found to refuse the request.
@@ -77,7 +149,7 @@ impl ControllerService {
         request: &PlacementRequest,
         prefix: Option<Prefix>,
         block_tokens: Option<u32>,
-    ) -> Result<Choice, Problem> {
+    ) -> Result<Weighed, Problem> {
         /// Blocks times instances that are weighed at once.
         const LIGHT: usize = 4096;
         let tokens = request.tokens;
@@ -86,9 +158,9 @@ impl ControllerService {
         let turn = self.turn();
         let weigh = move || {
             let ranked = rank(&Request { tokens, block_tokens, prefix: prefix.as_ref() }, &active, turn);
-            Choice { ranked, prefix }
+            Weighed { ranked, prefix }
         };
-        let choice = if work <= LIGHT {
+        let weighed = if work <= LIGHT {
             weigh()
         } else {
             tokio::task::spawn_blocking(weigh).await.map_err(|error| {
@@ -96,10 +168,10 @@ impl ControllerService {
                 Problem::blank(500, "the request could not be placed")
             })?
         };
-        if let Some(best) = choice.ranked.first() {
+        if let Some(best) = weighed.ranked.first() {
             self.instances().placed(best.instance());
         }
-        Ok(choice)
+        Ok(weighed)
     }
 
     fn directive(

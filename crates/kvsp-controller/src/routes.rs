@@ -1,8 +1,10 @@
 //! The resources of the Placement Controller.
 
+mod checkpoints;
 mod descriptors;
 mod instances;
 mod placements;
+mod sessions;
 
 use std::sync::Arc;
 
@@ -24,5 +26,13 @@ pub(crate) fn router(service: Arc<ControllerService>) -> Router {
         .route(&at(path::INSTANCE_STATE_ROUTE), put(instances::put_state))
         .route(&at(path::PLACEMENTS), post(placements::place))
         .route(&at(path::DESCRIPTOR_ROUTE), put(descriptors::put).get(descriptors::get))
+        .route(&at(path::SESSIONS), get(sessions::list))
+        .route(&at(path::SESSION_ROUTE), get(sessions::get).delete(sessions::delete))
+        .route(
+            &at(path::SESSION_CHECKPOINT_ROUTE),
+            put(checkpoints::put).patch(checkpoints::patch).get(checkpoints::get),
+        )
+        .route(&at(path::SESSION_CONTINUATION_ROUTE), get(sessions::continuation))
+        .route(&at(path::SESSION_FAILOVER_ROUTE), post(sessions::failover))
         .with_state(service)
 }

@@ -14,15 +14,20 @@ use kvsp_net::metrics::Metrics;
 use kvsp_net::random::Random;
 use kvsp_net::service::{Bound, ServeError, ServiceFacts};
 use kvsp_proto::message::Limits;
+use kvsp_proto::uri::BaseUri;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::ControllerConfig;
 use crate::knowledge::Unknown;
 use crate::metrics::ControllerMetrics;
 use crate::routes;
+use crate::sessions::{Keeper, SessionTable, State, StateOpenError};
 
-/// How often the clock is looked at: often enough that only a stall is a stall.
-const TICK: Duration = Duration::from_millis(100);
+/// How often the clock is looked at: so much later than it must does a failover begin at most.
+const TICK: Duration = Duration::from_millis(20);
+
+/// How long the store's thread has to end what waits.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the service takes from outside.
 #[derive(Clone)]
@@ -38,12 +43,13 @@ pub struct Deps {
 }
 
 /// The Placement Controller.
-pub struct ControllerService {
+pub(crate) struct ControllerService {
     pub(crate) config: ControllerConfig,
     pub(crate) limits: Limits,
     pub(crate) metrics: ControllerMetrics,
     pub(crate) client: Client,
     pub(crate) random: Arc<dyn Random>,
+    pub(crate) sessions: SessionTable,
     clock: Arc<dyn Clock>,
     instances: Mutex<Instances>,
     descriptors: Mutex<Descriptors>,
@@ -52,10 +58,14 @@ pub struct ControllerService {
 }
 
 impl ControllerService {
-    /// A service that knows no instance yet.
-    #[must_use]
-    pub fn new(config: ControllerConfig, deps: &Deps) -> Arc<Self> {
-        Arc::new(Self {
+    /// A service that knows no instance yet, and all sessions that were recorded. Blocks while they are read.
+    ///
+    /// # Errors
+    /// [`StateOpenError`].
+    pub(crate) fn open(config: ControllerConfig, deps: &Deps) -> Result<(Arc<Self>, Keeper), StateOpenError> {
+        let State { commits, sessions, keeper } = State::open(&config)?;
+        let service = Arc::new(Self {
+            sessions: SessionTable::new(&config.sessions, commits, sessions, deps.clock.now()),
             limits: config.limits(),
             metrics: ControllerMetrics::new(&deps.metrics),
             client: deps.client.clone(),
@@ -66,32 +76,46 @@ impl ControllerService {
             unknown: Mutex::new(Unknown::default()),
             turn: AtomicU64::new(0),
             config,
-        })
+        });
+        Ok((service, keeper))
     }
 
     /// Its resources, relative to the base URI.
-    pub fn router(self: &Arc<Self>) -> Router {
+    pub(crate) fn router(self: &Arc<Self>) -> Router {
         routes::router(Arc::clone(self))
     }
 
     /// What `GET {base}` tells of it.
     #[must_use]
-    pub fn facts(&self) -> ServiceFacts {
-        ServiceFacts { roles: vec!["controller"], extensions: vec![], limits: self.limits }
+    pub(crate) fn facts(&self) -> ServiceFacts {
+        let extensions = vec!["checkpoint-append", "session-failover", "session-continuation"];
+        ServiceFacts { roles: vec!["controller"], extensions, limits: self.limits }
     }
 
-    /// Watches for instances that fail, until `stop`.
-    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+    /// Watches for instances that fail and lets their sessions go on elsewhere, until `stop`.
+    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        let mut tick = 0_usize;
         while stop.run_until_cancelled(ticks.tick()).await.is_some() {
-            let now = self.now();
-            let mut instances = self.instances();
-            for failed in instances.tick(now) {
+            for failed in self.failed_instances() {
                 tracing::warn!(instance = %failed, "failed: its status expired");
+                self.with_every_session(|sessions, now| sessions.instance_failed(&failed, now));
             }
-            self.metrics.count(&instances);
+            self.tick_sessions();
+            self.count_sessions(tick);
+            tick = tick.wrapping_add(1);
         }
+        self.sessions.close().await;
+    }
+
+    /// The instances that failed since the last look and have not come back meanwhile.
+    fn failed_instances(&self) -> Vec<BaseUri> {
+        let now = self.now();
+        let mut instances = self.instances();
+        let failed = instances.tick(now);
+        self.metrics.count(&instances);
+        failed.into_iter().filter(|instance| instances.live_status(instance, now).is_none()).collect()
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -118,10 +142,11 @@ impl ControllerService {
     }
 }
 
-/// Serves a Placement Controller until `stop`. `ready` is called once requests are taken.
+/// Serves a Placement Controller until `stop`. `ready` is called once requests are taken, which is after the sessions
+/// have been read.
 ///
 /// # Errors
-/// [`ServeError`].
+/// [`ServeError`], [`ServeError::Setup`] with a [`StateOpenError`] where the sessions cannot be read.
 pub async fn serve(
     config: ControllerConfig,
     bound: Bound,
@@ -129,7 +154,9 @@ pub async fn serve(
     ready: impl FnOnce(),
     stop: CancellationToken,
 ) -> Result<(), ServeError> {
-    let service = ControllerService::new(config, &deps);
+    let opening = deps.clone();
+    let opened = tokio::task::spawn_blocking(move || ControllerService::open(config, &opening)).await?;
+    let (service, keeper) = opened.map_err(ServeError::setup)?;
     let (router, facts) = (service.router(), service.facts());
     let is_ready = Arc::new(AtomicBool::new(false));
     let watcher = tokio::spawn(service.run(stop.clone()));
@@ -139,5 +166,9 @@ pub async fn serve(
     let served = bound.serve(router, facts, deps.metrics, is_ready, stop.clone()).await;
     stop.cancel();
     watcher.await?;
+    let closed = tokio::task::spawn_blocking(move || keeper.close());
+    if tokio::time::timeout(CLOSE_TIMEOUT, closed).await.is_err() {
+        tracing::warn!("the state store did not end in time");
+    }
     served
 }

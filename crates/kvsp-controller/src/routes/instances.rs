@@ -31,7 +31,7 @@ pub(super) async fn put_status(
     if status.instance != instance {
         return Err(Failure::new(ProblemType::InvalidRecord, "member instance contradicts the path"));
     }
-    let epoch = status.epoch;
+    let (epoch, ttl_ms) = (status.epoch, status.ttl_ms.min(service.config.max_ttl_ms));
     let accepted = {
         let mut instances = service.instances();
         let accepted = instances.report(status, service.now()).map_err(Problem::from)?;
@@ -41,6 +41,7 @@ pub(super) async fn put_status(
     if accepted.restarted {
         tracing::info!(%instance, epoch, "restarted");
     }
+    service.with_every_session(|sessions, now| sessions.instance_reported(&instance, epoch, ttl_ms, now));
     Ok(reply::json(StatusCode::OK, &StateBody { state: accepted.state }))
 }
 

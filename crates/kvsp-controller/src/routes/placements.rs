@@ -33,7 +33,7 @@ pub(super) async fn place(
     })?;
     caller.require_scope(request.scope_id)?;
     check(&service.config, &request)?;
-    let answer = Arc::clone(&service).place(request).await?;
+    let answer = Arc::clone(&service).place(request, caller.name()).await?;
     Ok(reply::json(StatusCode::OK, &answer))
 }
 

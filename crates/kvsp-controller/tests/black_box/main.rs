@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test ends by a panic")]
 
+mod instance;
 mod instances;
 mod peer;
 mod placements;
+mod sessions;
 mod support;

@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode};
@@ -12,12 +14,13 @@ use hyper_util::rt::TokioExecutor;
 use kvsp_client::{Client as KvspClient, ClientConfig};
 use kvsp_controller::{ControllerConfig, Deps, serve};
 use kvsp_net::auth::{Authenticator, Development};
-use kvsp_net::clock::SystemClock;
+use kvsp_net::clock::{Clock, SystemClock};
 use kvsp_net::metrics::Metrics;
 use kvsp_net::random::SeededRandom;
-use kvsp_net::service::{Service, ServiceConfig};
+use kvsp_net::service::{ServeError, Service, ServiceConfig};
 use kvsp_proto::uri::BaseUri;
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub(crate) const TYPE_PREFIX: &str = "https://iana.org/assignments/http-problem-types#";
@@ -26,7 +29,8 @@ pub(crate) struct Server {
     pub(crate) base: BaseUri,
     pub(crate) admin: BaseUri,
     client: Client<HttpConnector, Full<Bytes>>,
-    _stop: DropGuard,
+    stop: DropGuard,
+    serving: JoinHandle<Result<(), ServeError>>,
 }
 
 /// What came back.
@@ -84,18 +88,41 @@ impl Server {
     }
 
     pub(crate) async fn with(config: ControllerConfig, authenticator: Arc<dyn Authenticator>) -> Self {
+        Self::at(config, authenticator, Arc::new(SystemClock::new())).await
+    }
+
+    /// A controller that lives by the given clock.
+    pub(crate) async fn at(
+        config: ControllerConfig,
+        authenticator: Arc<dyn Authenticator>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        static SEED: AtomicU64 = AtomicU64::new(1);
         let bound = Service::bind(ServiceConfig::default(), authenticator).await.unwrap();
         let (base, admin) = (bound.base(), bound.admin());
         let deps = Deps {
-            clock: Arc::new(SystemClock::new()),
-            random: Arc::new(SeededRandom::new(1)),
+            clock,
+            // Another one for each controller of a test: the next one must not repeat identifiers.
+            random: Arc::new(SeededRandom::new(SEED.fetch_add(1, Ordering::Relaxed))),
             client: KvspClient::new(ClientConfig::default()),
             metrics: Metrics::new(),
         };
         let stop = CancellationToken::new();
-        tokio::spawn(serve(config, bound, deps, || {}, stop.clone()));
+        let serving = tokio::spawn(serve(config, bound, deps, || {}, stop.clone()));
         let client = Client::builder(TokioExecutor::new()).build_http();
-        Self { base, admin, client, _stop: stop.drop_guard() }
+        Self { base, admin, client, stop: stop.drop_guard(), serving }
+    }
+
+    /// Stops it, and waits until it has.
+    pub(crate) async fn stop(self) -> Result<(), ServeError> {
+        drop((self.stop, self.client));
+        self.serving.await.unwrap()
+    }
+
+    /// Waits for it to end by itself.
+    pub(crate) async fn ended(self) -> Result<(), ServeError> {
+        let ended = tokio::time::timeout(Duration::from_secs(20), self.serving).await;
+        ended.expect("it ends").unwrap()
     }
 
     pub(crate) async fn send(&self, method: Method, uri: &str, body: Option<Bytes>) -> Answer {
@@ -124,6 +151,14 @@ impl Server {
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
         self.send(Method::POST, &self.base.join(path), Some(body.to_string().into())).await
+    }
+
+    pub(crate) async fn patch(&self, path: &str, body: &Value) -> Answer {
+        self.send(Method::PATCH, &self.base.join(path), Some(body.to_string().into())).await
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> Answer {
+        self.send(Method::DELETE, &self.base.join(path), None).await
     }
 
     pub(crate) async fn report(&self, status: &Value) -> Answer {

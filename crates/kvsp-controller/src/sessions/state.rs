@@ -1,0 +1,99 @@
+//! The folder of the sessions: opened, read, and left.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kvsp_store::state::{
+    GroupBounds, GroupCommit, GroupThread, RedbConfig, StateError, StateStore, open_sealed,
+};
+use tempfile::TempDir;
+
+use super::codec::{RestoreError, Restored, restore};
+use crate::config::ControllerConfig;
+
+/// The sessions cannot be read; the controller does not start without them.
+#[derive(Debug, thiserror::Error)]
+#[error("the sessions in {folder}: {source}")]
+pub struct StateOpenError {
+    /// The folder.
+    pub folder: PathBuf,
+    source: Why,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Why {
+    #[error("another controller has them open; one folder is for one controller")]
+    InUse,
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    #[error("there is no temporary folder: {0}")]
+    Temporary(#[source] io::Error),
+    #[error("the store's thread cannot start: {0}")]
+    Thread(#[source] io::Error),
+}
+
+impl From<StateError> for Why {
+    fn from(error: StateError) -> Self {
+        match error {
+            StateError::InUse => Self::InUse,
+            other => Self::Restore(other.into()),
+        }
+    }
+}
+
+/// The state of a controller, as it was left.
+pub(crate) struct State {
+    pub(crate) commits: GroupCommit,
+    pub(crate) sessions: Vec<Restored>,
+    pub(crate) keeper: Keeper,
+}
+
+/// What is left to do at the end.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    thread: GroupThread,
+    temporary: Option<TempDir>,
+}
+
+impl State {
+    /// Opens the folder of the configuration, or makes a temporary one. Blocks.
+    ///
+    /// # Errors
+    /// [`StateOpenError`].
+    pub(crate) fn open(config: &ControllerConfig) -> Result<Self, StateOpenError> {
+        let (folder, temporary) = match &config.state {
+            Some(folder) => (folder.clone(), None),
+            None => {
+                let made =
+                    tempfile::Builder::new().prefix("kvsp-controller-").tempdir().map_err(|error| {
+                        StateOpenError { folder: std::env::temp_dir(), source: Why::Temporary(error) }
+                    })?;
+                tracing::warn!("sessions are kept in a temporary folder and end with this process");
+                (made.path().to_path_buf(), Some(made))
+            }
+        };
+        Self::open_in(&folder, config.state_key.as_deref(), temporary)
+            .map_err(|source| StateOpenError { folder, source })
+    }
+
+    fn open_in(folder: &Path, key: Option<&Path>, temporary: Option<TempDir>) -> Result<Self, Why> {
+        let store: Arc<dyn StateStore> = Arc::new(open_sealed(folder, key, RedbConfig::default())?);
+        let sessions = restore(store.as_ref())?;
+        tracing::info!(sessions = sessions.len(), term = store.term(), "sessions restored");
+        let (commits, thread) = GroupCommit::start(store, GroupBounds::default()).map_err(Why::Thread)?;
+        Ok(Self { commits, sessions, keeper: Keeper { thread, temporary } })
+    }
+}
+
+impl Keeper {
+    /// Ends the store's thread, once nobody has a handle any more, and removes a temporary folder. Blocks.
+    pub(crate) fn close(self) {
+        self.thread.join();
+        if let Some(temporary) = self.temporary
+            && let Err(error) = temporary.close()
+        {
+            tracing::warn!(%error, "the temporary folder of the sessions is left behind");
+        }
+    }
+}
