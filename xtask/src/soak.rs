@@ -12,10 +12,12 @@ use crate::process;
 const PACKAGES: [&str; 5] = ["kvsp-core", "kvsp-proto", "kvsp-blocks", "kvsp-store", "kvsp-engine"];
 /// Test programs of the package `kvsp` that do so; its other ones take no counts.
 const PROGRAM: &str = "kvsp";
-const PROGRAM_SUITES: [&str; 2] = ["tests/crash/main.rs", "tests/faults/main.rs"];
+const PROGRAM_SUITES: [&str; 3] = ["tests/crash/main.rs", "tests/faults/main.rs", "tests/sessions/main.rs"];
 /// How often the program is killed under load, and how many blocks a restart finds.
 const KILLS: &str = "200";
 const BLOCKS: &str = "10000";
+/// How many instances are killed at a checkpoint of a session, and as many between two.
+const SESSION_KILLS: &str = "60";
 /// Operations of one run against a model.
 const OPERATIONS: &str = "100000";
 /// Cases of one property.
@@ -67,7 +69,7 @@ pub(crate) fn run(options: SoakOptions) -> Result<(), TaskError> {
     }
     println!(
         "soak with KVSP_SOAK_OPS={OPERATIONS} PROPTEST_CASES={CASES} KVSP_CRASH_KILLS={KILLS} \
-         KVSP_CRASH_BLOCKS={BLOCKS}:"
+         KVSP_CRASH_BLOCKS={BLOCKS} KVSP_SESSION_KILLS={SESSION_KILLS}:"
     );
     for line in report {
         println!("{line}");
@@ -106,6 +108,7 @@ impl Suite {
         command.current_dir(&self.directory);
         command.arg("--quiet").env("KVSP_SOAK_OPS", OPERATIONS).env("PROPTEST_CASES", CASES);
         command.env("KVSP_CRASH_KILLS", KILLS).env("KVSP_CRASH_BLOCKS", BLOCKS);
+        command.env("KVSP_SESSION_KILLS", SESSION_KILLS);
         if self.package == PROGRAM {
             // What these suites did is told on stdout, and they measure the machine: one at a time.
             command.args(["--nocapture", "--test-threads=1"]);
@@ -182,6 +185,9 @@ mod tests {
         let crash =
             message("kvsp", true, r#""/w/target/crash-0""#).replace("tests/vectors", "tests/crash/main");
         assert_eq!(Suite::of(&crash).unwrap().source, Path::new("tests/crash/main.rs"));
+        let sessions = message("kvsp", true, r#""/w/target/sessions-0""#)
+            .replace("tests/vectors", "tests/sessions/main");
+        assert_eq!(Suite::of(&sessions).unwrap().source, Path::new("tests/sessions/main.rs"));
         assert_eq!(Suite::of(&message("kvsp-llama", true, r#""/w/target/x-0""#)), None);
         assert_eq!(Suite::of(r#"{"reason":"build-finished","success":true}"#), None);
     }

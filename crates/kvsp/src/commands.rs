@@ -1,9 +1,11 @@
-//! One module a command.
+//! One module a command, and what several of them share.
 
 mod bench;
 mod client;
 mod demo;
 mod doctor;
+mod failover;
+mod fleet;
 mod replay;
 mod serve;
 mod stdout;

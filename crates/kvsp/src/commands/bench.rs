@@ -7,6 +7,7 @@ mod checkpoints;
 mod child;
 mod contest;
 mod error;
+mod failover;
 mod get;
 mod goal;
 mod hash;
@@ -15,12 +16,14 @@ mod index_http;
 mod limits;
 mod machine;
 mod measure;
+mod model;
 mod network;
 mod pin;
 mod programs;
 mod put;
 mod report;
 mod row;
+mod sessions;
 mod wire;
 
 use std::path::PathBuf;
@@ -49,6 +52,10 @@ enum BenchName {
     IndexHttp,
     /// Durable checkpoints of 64 sessions, beside synced writes and a handler that answers at once.
     Checkpoints,
+    /// Output tokens a second with checkpoints and without.
+    Sessions,
+    /// From the loss of an instance to the next token at the client.
+    Failover,
 }
 
 /// Measure the speed of the parts on this machine, beside limits measured in the same run.
@@ -57,6 +64,7 @@ enum BenchName {
   kvsp bench
   kvsp bench get --quick --json
   kvsp bench checkpoints --state-dir /var/lib/kvsp
+  kvsp bench sessions failover --model model.gguf --name org/model
 
 Every figure is a median with the lowest and highest of all rounds; what is compared is measured in turns, and
 a ratio is that of one round. GB is 10^9 octets. Where a goal is beside a figure, it is information: it changes
@@ -71,6 +79,8 @@ pub(crate) struct BenchArgs {
     /// Directory on the device on which `checkpoints` keeps its state; by default that of temporary files.
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
+    #[command(flatten)]
+    model: model::BenchModel,
     /// Serve a limit to another `kvsp bench` that started this one.
     #[arg(long, hide = true, value_enum)]
     limit: Option<LimitName>,
@@ -89,6 +99,8 @@ impl BenchArgs {
                 BenchName::Put,
                 BenchName::IndexHttp,
                 BenchName::Checkpoints,
+                BenchName::Sessions,
+                BenchName::Failover,
             ];
         }
         match self.measure_and_print(json) {
@@ -122,6 +134,8 @@ impl BenchArgs {
                 BenchName::Put => put::measure(self.quick)?,
                 BenchName::IndexHttp => index_http::measure(self.quick)?,
                 BenchName::Checkpoints => checkpoints::measure(self.quick, self.state_dir.as_deref())?,
+                BenchName::Sessions => sessions::measure(self.quick, &self.model)?,
+                BenchName::Failover => failover::measure(self.quick, &self.model)?,
             };
             if name.uses_network() {
                 bench.notes.push(network.note());
@@ -134,6 +148,6 @@ impl BenchArgs {
 
 impl BenchName {
     const fn uses_network(self) -> bool {
-        matches!(self, Self::Get | Self::Put | Self::IndexHttp | Self::Checkpoints)
+        !matches!(self, Self::Hash | Self::BlockKeys | Self::Lookup)
     }
 }

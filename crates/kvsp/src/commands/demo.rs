@@ -1,9 +1,9 @@
 //! `kvsp demo`: a small fleet of real processes answers questions about a document, the second instance
-//! with the KV cache of the first.
+//! with the KV cache of the first; then one is killed in the middle of an answer, and the other goes on with it.
 
 mod ask;
-mod fleet;
 mod report;
+mod second;
 mod story;
 
 use std::path::PathBuf;
@@ -11,9 +11,12 @@ use std::process::ExitCode;
 
 use report::Report;
 
+use super::failover::FailoverError;
+use super::fleet::{Fleet, FleetError};
 use crate::signals::StopSignals;
 
-/// Start a fleet on loopback, ask it about a document, and show what the second instance saved.
+/// Start a fleet on loopback, ask it about a document, show what the second instance saved, and kill one in
+/// the middle of an answer.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kvsp demo --model SmolLM2-135M-Instruct.gguf --name HuggingFaceTB/SmolLM2-135M-Instruct
@@ -21,7 +24,8 @@ use crate::signals::StopSignals;
 
 Exit status 0 means that every check in the table holds: the texts are equal, the tokens were matched, every
 octet that was fetched was verified, and, from 2,000 prompt tokens on, the first token came at least ten times
-sooner.")]
+sooner; and the sampled answer whose instance was killed at a random token is, token by token, the one that
+nothing interrupted.")]
 pub(crate) struct DemoArgs {
     /// The model: a Hugging Face folder, a GGUF file, or `tiny`.
     #[arg(long, value_name = "PATH|tiny")]
@@ -48,8 +52,10 @@ pub(crate) struct DemoArgs {
 enum DemoError {
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
-    #[error("{name} did not start: {why}\n{log}")]
-    Start { name: String, why: String, log: String },
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+    #[error("the second act: {0}")]
+    Failover(#[from] FailoverError),
     #[error(transparent)]
     Client(#[from] kvsp_client::ClientError),
     #[error("the gateway answered {status}: {body}")]
@@ -92,7 +98,7 @@ impl DemoArgs {
 
     async fn show(&self) -> Result<Report, DemoError> {
         let mut signals = StopSignals::new().map_err(DemoError::io("catching signals"))?;
-        let mut fleet = fleet::Fleet::new(self.keep_logs)?;
+        let mut fleet = Fleet::new("kvsp-demo-", self.keep_logs)?;
         let told = tokio::select! {
             told = story::tell(self, &mut fleet) => told,
             () = signals.asked() => Err(DemoError::Interrupted),

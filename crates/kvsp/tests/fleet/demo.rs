@@ -76,9 +76,14 @@ async fn the_demo_shows_that_the_cache_is_reused() {
     assert_eq!(status.code(), Some(0), "{report:#}");
     assert_eq!(report["ok"], true);
     let checks = report["checks"].as_array().unwrap();
-    assert!(checks.len() >= 5 && checks.iter().all(|check| check["holds"] == true), "{checks:#?}");
+    assert!(checks.len() >= 8 && checks.iter().all(|check| check["holds"] == true), "{checks:#?}");
     assert!(report["octets_fetched"].as_u64() > Some(0));
     assert_eq!(report["octets_fetched"], report["octets_verified"]);
+    let failover = &report["failover"];
+    assert_eq!(failover["text"], failover["text_uninterrupted"]);
+    let number = |member: &str| failover[member].as_f64().unwrap();
+    assert!(number("epoch") >= 2.0 && number("gap_ms") > 0.0, "{failover}");
+    assert!(number("killed_at_token") >= 1.0 && number("killed_at_token") < number("tokens"), "{failover}");
     let answers = report["answers"].as_array().unwrap();
     assert_eq!(answers[0]["text"], answers[1]["text"]);
     assert_eq!(

@@ -1,5 +1,7 @@
 //! Processes of the real binary, killed when a test ends, and requests to them.
 
+#![allow(dead_code, reason = "each suite uses its part")]
+
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -87,6 +89,17 @@ impl Process {
 
     pub(crate) fn base(&self) -> BaseUri {
         self.uri("base")
+    }
+
+    /// The address that it listens on, for a process that is to take its place.
+    pub(crate) fn authority(&self) -> String {
+        let base = self.base();
+        let rest = base.as_str().strip_prefix("http://").unwrap();
+        rest.split('/').next().unwrap().to_owned()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// SIGKILL.

@@ -2,6 +2,9 @@
 
 use kvsp_client::ClientError;
 
+use crate::commands::failover::FailoverError;
+use crate::commands::fleet::FleetError;
+
 /// Why a measurement could not be made.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BenchError {
@@ -21,6 +24,12 @@ pub(super) enum BenchError {
     Status { what: &'static str, status: u16, text: String },
     #[error("{0} answered what cannot be read")]
     Answer(&'static str),
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+    #[error(transparent)]
+    Failover(#[from] FailoverError),
+    #[error("{0} did not come to be what it should in time")]
+    Late(&'static str),
     #[error("no memory for a buffer")]
     Memory,
 }

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::ask::Answer;
+use super::second::SecondAct;
 
 /// Prompt tokens from which the ratio is held to.
 const RATIO_TOKENS: u64 = 2000;
@@ -22,10 +23,11 @@ impl Row {
     }
 }
 
-struct Check {
-    name: &'static str,
-    told: String,
-    holds: bool,
+/// What should hold, and whether it does.
+pub(super) struct Check {
+    pub(super) name: &'static str,
+    pub(super) told: String,
+    pub(super) holds: bool,
 }
 
 /// All that the demo measured.
@@ -34,6 +36,7 @@ pub(super) struct Report {
     rows: Vec<Row>,
     checks: Vec<Check>,
     ratio: f64,
+    second: Option<SecondAct>,
     pub(super) octets_fetched: u64,
     pub(super) octets_verified: u64,
     pub(super) tokens_computed_by_b: u64,
@@ -47,6 +50,7 @@ impl Report {
             rows: Vec::new(),
             checks: Vec::new(),
             ratio: 0.0,
+            second: None,
             octets_fetched: 0,
             octets_verified: 0,
             tokens_computed_by_b: 0,
@@ -56,6 +60,12 @@ impl Report {
 
     pub(super) fn add(&mut self, row: Row) {
         self.rows.push(row);
+    }
+
+    /// What the second act showed.
+    pub(super) fn add_second(&mut self, act: SecondAct) {
+        self.checks.extend(act.checks());
+        self.second = Some(act);
     }
 
     fn check(&mut self, name: &'static str, holds: bool, told: String) {
@@ -132,6 +142,9 @@ impl Report {
             println!("\n{}: {}\n  {}", row.who, row.question, row.answer.text.trim().replace('\n', "\n  "));
         }
         println!();
+        if let Some(act) = &self.second {
+            println!("{}\n", act.to_text());
+        }
         for check in &self.checks {
             println!("{} {}: {}", if check.holds { "ok   " } else { "WRONG" }, check.name, check.told);
         }
@@ -163,6 +176,7 @@ impl Report {
             "octets_fetched": self.octets_fetched,
             "octets_verified": self.octets_verified,
             "answers": rows,
+            "failover": self.second.as_ref().map(SecondAct::to_json),
             "checks": checks,
         })
     }

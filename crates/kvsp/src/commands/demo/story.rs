@@ -7,9 +7,11 @@ use kvsp_proto::record::InstanceState;
 use kvsp_proto::uri::BaseUri;
 
 use super::ask::{Answer, ask, metric};
-use super::fleet::Fleet;
 use super::report::{Report, Row};
+use super::second;
 use super::{DemoArgs, DemoError};
+use crate::commands::failover;
+use crate::commands::fleet::{Cast, CastModel, Fleet};
 use crate::progress;
 
 /// The document that comes with the program, and questions about it.
@@ -23,6 +25,9 @@ const BLOCK_TOKENS: u64 = 16;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How often the demo looks whether it has happened.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// Output tokens of the second act with the tiny model, which is so fast that fewer would be over at once.
+const TINY_TOKENS: u32 = 400;
 
 struct Stage {
     client: Client,
@@ -44,23 +49,12 @@ pub(super) async fn tell(args: &DemoArgs, fleet: &mut Fleet) -> Result<Report, D
         Client::new(ClientConfig { idle_timeout: Duration::from_secs(60), ..ClientConfig::default() });
 
     let spinner = progress::spinner("starting index, holder, controller, two instances and a gateway".into());
-    let key = fleet.scope_key()?.to_string_lossy().into_owned();
     let name = args.name.clone().unwrap_or_else(|| if tiny { "kvsp/tiny".into() } else { String::new() });
-    let block_tokens = BLOCK_TOKENS.to_string();
-    let mut model = vec!["--model", &args.model, "--block-tokens", &block_tokens, "--scope-key", &key];
-    if !name.is_empty() {
-        model.extend(["--name", &name]);
-    }
-    let (index, index_admin) = both(fleet.start("index", &["index"]).await?);
-    let (holder, _) = both(fleet.start("holder", &["holder", "--index", index.as_str()]).await?);
-    let (controller, _) = both(fleet.start("controller", &["controller", "--index", index.as_str()]).await?);
-    let services =
-        ["--index", index.as_str(), "--controller", controller.as_str(), "--holder", holder.as_str()];
-    let instance: Vec<&str> = [&["instance"], services.as_slice(), model.as_slice()].concat();
-    let (a, a_admin) = both(fleet.start("instance-a", &instance).await?);
-    let (b, b_admin) = both(fleet.start("instance-b", &instance).await?);
-    let gateway: Vec<&str> = [&["gateway", "--controller", controller.as_str()], model.as_slice()].concat();
-    let (gateway, _) = both(fleet.start("gateway", &gateway).await?);
+    let model = CastModel { path: &args.model, name: &name, block_tokens: BLOCK_TOKENS };
+    let cast = Cast::start(fleet, model).await?;
+    let (controller, gateway) = (cast.controller.base, cast.gateway.base);
+    let (a, b, index_admin) = (cast.a.base, cast.b.base, cast.index.admin);
+    let (a_admin, b_admin) = (cast.a.admin, cast.b.admin);
     spinner.finish_and_clear();
 
     let stage = Stage { client, controller, gateway, model: name, document, max_tokens: args.max_tokens };
@@ -89,11 +83,12 @@ pub(super) async fn tell(args: &DemoArgs, fleet: &mut Fleet) -> Result<Report, D
     report.mismatches = metric(&stage.client, &a_admin, "kvsp_prefetch_digest_mismatches_total").await?
         + metric(&stage.client, &b_admin, "kvsp_prefetch_digest_mismatches_total").await?;
     report.conclude(&cold, &warm, &[(&cold, &warm), (&again_b, &again_a)], BLOCK_TOKENS);
-    Ok(report)
-}
 
-fn both(process: &super::fleet::Process) -> (BaseUri, BaseUri) {
-    (process.base.clone(), process.admin.clone())
+    stage.serve_with_both(&a, &b).await?;
+    let max_tokens = if tiny { TINY_TOKENS } else { stage.max_tokens };
+    let asked = (stage.document.as_str(), first);
+    report.add_second(second::play(&stage.failover(), fleet, &stage.model, asked, max_tokens).await?);
+    Ok(report)
 }
 
 fn document(args: &DemoArgs, tiny: bool) -> Result<String, DemoError> {
@@ -130,6 +125,26 @@ impl Stage {
             Ok(is_active(active) && !is_active(other))
         })
         .await
+    }
+
+    /// Have both instances take requests.
+    async fn serve_with_both(&self, a: &BaseUri, b: &BaseUri) -> Result<(), DemoError> {
+        for instance in [a, b] {
+            self.client.put_instance_state(&self.controller, instance, InstanceState::Active).await?;
+        }
+        wait("both instances to be active", async || {
+            let list = self.client.instances(&self.controller).await?.instances;
+            Ok(list.iter().filter(|i| i.status.state == InstanceState::Active).count() == 2)
+        })
+        .await
+    }
+
+    fn failover(&self) -> failover::Stage {
+        failover::Stage {
+            client: self.client.clone(),
+            controller: self.controller.clone(),
+            gateway: self.gateway.clone(),
+        }
     }
 
     /// Wait until the index has both replicas, the instance's and the holder's, of every block of an answer.

@@ -1,4 +1,7 @@
-//! The processes of the demo: started, awaited, and stopped whatever happens.
+//! Services in processes of their own: started, awaited, killed where that is the point, and stopped whatever
+//! happens.
+
+mod cast;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -14,7 +17,7 @@ use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
-use super::DemoError;
+pub(crate) use cast::{Cast, CastModel};
 
 /// Time for a process to be ready; loading a model from a slow disk takes a while.
 const READY: Duration = Duration::from_secs(120);
@@ -23,12 +26,29 @@ const STOP: Duration = Duration::from_secs(15);
 /// Octets of a log that are shown when a process does not start.
 const LOG_TAIL: usize = 2000;
 
+/// Why a service could not be started.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FleetError {
+    #[error("{what}: {source}")]
+    Io { what: &'static str, source: std::io::Error },
+    #[error("{name} did not start: {why}\n{log}")]
+    Start { name: &'static str, why: String, log: String },
+    #[error("no process of the fleet serves {0}")]
+    Unknown(BaseUri),
+}
+
+impl FleetError {
+    fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+}
+
 /// One running service.
-pub(super) struct Process {
+pub(crate) struct Process {
     name: &'static str,
     child: Child,
-    pub(super) base: BaseUri,
-    pub(super) admin: BaseUri,
+    pub(crate) base: BaseUri,
+    pub(crate) admin: BaseUri,
 }
 
 #[derive(Deserialize)]
@@ -38,37 +58,40 @@ struct ReadyLine {
 }
 
 /// All of them, with their directory.
-pub(super) struct Fleet {
+pub(crate) struct Fleet {
     dir: tempfile::TempDir,
     keep: bool,
     processes: Vec<Process>,
 }
 
 impl Fleet {
-    pub(super) fn new(keep: bool) -> Result<Self, DemoError> {
+    /// Nobody yet. `prefix` begins the name of the directory for logs and state, which is kept where `keep` says so.
+    pub(crate) fn new(prefix: &str, keep: bool) -> Result<Self, FleetError> {
         let dir = tempfile::Builder::new()
-            .prefix("kvsp-demo-")
+            .prefix(prefix)
             .tempdir()
-            .map_err(DemoError::io("a temporary directory"))?;
+            .map_err(FleetError::io("a temporary directory"))?;
         Ok(Self { dir, keep, processes: Vec::new() })
     }
 
     /// A file with a fresh scope key that only this user can read.
-    pub(super) fn scope_key(&self) -> Result<PathBuf, DemoError> {
+    pub(crate) fn scope_key(&self) -> Result<PathBuf, FleetError> {
         use std::os::unix::fs::OpenOptionsExt as _;
         let path = self.dir.path().join("scope.key");
         let key: Vec<u8> = (0..4).flat_map(|_| SystemRandom.u64().to_le_bytes()).collect();
         let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
-        file.and_then(|mut file| file.write_all(&key)).map_err(DemoError::io("the scope key"))?;
+        file.and_then(|mut file| file.write_all(&key)).map_err(FleetError::io("the scope key"))?;
         Ok(path)
     }
 
     /// Start `kvsp serve ARGS` and wait for its ready line.
-    pub(super) async fn start(&mut self, name: &'static str, args: &[&str]) -> Result<&Process, DemoError> {
-        let program = std::env::current_exe().map_err(DemoError::io("the path of this program"))?;
+    pub(crate) async fn start(&mut self, name: &'static str, args: &[&str]) -> Result<&Process, FleetError> {
+        let program = std::env::current_exe().map_err(FleetError::io("the path of this program"))?;
         let log = self.dir.path().join(format!("{name}.log"));
-        let stderr = File::create(&log).map_err(DemoError::io("a log file"))?;
-        let failed = |why: String| DemoError::Start { name: name.to_owned(), why, log: tail(&log) };
+        // One name can be started again: the log of a process that was killed is worth keeping.
+        let stderr =
+            File::options().append(true).create(true).open(&log).map_err(FleetError::io("a log file"))?;
+        let failed = |why: String| FleetError::Start { name, why, log: tail(&log) };
         let mut child = Command::new(program)
             .arg("serve")
             .args(args)
@@ -88,19 +111,41 @@ impl Fleet {
             .ok_or_else(|| failed("it ended first".into()))?;
         let ready: ReadyLine = serde_json::from_str(&line).map_err(|e| failed(e.to_string()))?;
         self.processes.push(Process { name, child, base: ready.base, admin: ready.admin });
-        self.processes.last().ok_or(DemoError::Late("the start"))
+        self.processes.last().ok_or_else(|| failed("it is not there".into()))
+    }
+
+    /// The directory for logs and state.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Sends a signal to the process that serves under this URI, at once.
+    pub(crate) fn signal(&self, base: &BaseUri, signal: Signal) -> Result<(), FleetError> {
+        let process = self.processes.iter().find(|process| process.base == *base);
+        let id = process.and_then(|process| process.child.id()).and_then(|id| i32::try_from(id).ok());
+        let id = id.ok_or_else(|| FleetError::Unknown(base.clone()))?;
+        kill(Pid::from_raw(id), signal).map_err(|error| FleetError::io("a signal")(error.into()))
+    }
+
+    /// Waits for the end of the process that served under this URI, and forgets it.
+    pub(crate) async fn bury(&mut self, base: &BaseUri) -> Result<(), FleetError> {
+        let at = self.processes.iter().position(|process| process.base == *base);
+        let mut process = self.processes.remove(at.ok_or_else(|| FleetError::Unknown(base.clone()))?);
+        process.child.wait().await.map(|_| ()).map_err(FleetError::io("the end of a process"))
     }
 
     /// Stop all processes, the last one first; none survives this.
-    pub(super) async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         while let Some(mut process) = self.processes.pop() {
             let asked = process.child.id().and_then(|id| i32::try_from(id).ok());
             if let Some(id) = asked {
                 // A process that has ended by itself cannot be asked any more, which is as good.
                 let _ = kill(Pid::from_raw(id), Signal::SIGTERM);
+                // One that was stopped hears it only when it goes on.
+                let _ = kill(Pid::from_raw(id), Signal::SIGCONT);
             }
             if tokio::time::timeout(STOP, process.child.wait()).await.is_err() {
-                eprintln!("kvsp demo: {} did not stop and is killed", process.name);
+                eprintln!("kvsp: {} did not stop and is killed", process.name);
                 let _ = process.child.kill().await;
             }
         }
