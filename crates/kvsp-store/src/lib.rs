@@ -3,6 +3,8 @@
 //!
 //! A store keeps what it is told to keep. What is kept, and what goes when room is needed, is decided by
 //! `kvsp-core`.
+//!
+//! Beside them, in [`state`]: small rows that a controller must not lose.
 
 mod block;
 mod buffers;

@@ -16,13 +16,14 @@ use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::redb::{Database, ReadableDatabase as _, TableDefinition};
 
 use super::{EachRow, RowChange, StateError, StateStore, check_changes};
 use crate::fs::{FileSystem, LocalFileSystem, Lock};
-use files::{Files, Opened};
+use files::Files;
 
 const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
@@ -46,7 +47,10 @@ impl Default for RedbConfig {
 pub struct RedbState {
     files: Files,
     term: u64,
-    database: Mutex<Slot>,
+    /// None while the device fails.
+    database: Mutex<Option<Database>>,
+    /// The last commit failed: told once.
+    failing: AtomicBool,
     _lock: Box<dyn Lock>,
 }
 
@@ -57,16 +61,6 @@ impl fmt::Debug for RedbState {
             .field("term", &self.term)
             .finish_non_exhaustive()
     }
-}
-
-/// The database, or why there is none at the moment.
-enum Slot {
-    Open(Opened),
-    /// The device failed.
-    Closed {
-        /// What is read from the file need not be what the device has.
-        suspect: bool,
-    },
 }
 
 impl RedbState {
@@ -87,17 +81,16 @@ impl RedbState {
     pub fn open_on(fs: Arc<dyn FileSystem>, dir: &Path, config: RedbConfig) -> Result<Self, StateError> {
         let files = Files::new(fs, dir, config.cache_octets);
         let lock = files.prepare()?;
-        let mut opened = files.open()?;
-        let term = match take_term(&opened.database) {
-            Ok(term) => term,
-            Err(_) if opened.is_suspect() => {
-                drop(opened);
-                opened = files.rebuild()?;
-                take_term(&opened.database)?
-            }
-            Err(error) => return Err(error),
-        };
-        Ok(Self { files, term, database: Mutex::new(Slot::Open(opened)), _lock: lock })
+        let mut database = files.open()?;
+        let mut term = take_term(&database);
+        if term.is_err() && files.is_suspect() {
+            drop(database);
+            files.mark();
+            database = files.open()?;
+            term = take_term(&database);
+        }
+        let (database, failing) = (Mutex::new(Some(database)), AtomicBool::new(false));
+        Ok(Self { files, term: term?, database, failing, _lock: lock })
     }
 
     /// Makes a directory that only its owner looks into.
@@ -110,25 +103,37 @@ impl RedbState {
         dir.join(files::DATABASE).try_exists()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Slot> {
+    fn lock(&self) -> MutexGuard<'_, Option<Database>> {
         self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The database, opened again where the device failed before.
-    fn usable<'a>(&self, slot: &'a mut Slot) -> Result<&'a Opened, StateError> {
-        if let Slot::Closed { suspect } = slot {
-            let opened = if *suspect { self.files.rebuild() } else { self.files.open() };
-            let opened = opened.inspect_err(|error| tracing::warn!(%error, "the state stays closed"))?;
-            let current = files::term(&opened.database)?;
-            if current != self.term {
-                return Err(StateError::Fenced { term: self.term, current });
-            }
-            tracing::info!(term = self.term, rebuilt = *suspect, "the state is open again");
-            *slot = Slot::Open(opened);
-        }
+    fn usable<'a>(&self, slot: &'a mut Option<Database>) -> Result<&'a Database, StateError> {
         match slot {
-            Slot::Open(opened) => Ok(opened),
-            Slot::Closed { .. } => Err(StateError::Stopped),
+            Some(database) => Ok(database),
+            None => {
+                let database = self.files.open()?;
+                let current = files::term(&database)?;
+                if current != self.term {
+                    return Err(StateError::Fenced { term: self.term, current });
+                }
+                Ok(slot.insert(database))
+            }
+        }
+    }
+
+    /// Commits, and finds out what became of it where that failed.
+    fn commit_or_look(&self, changes: &[RowChange]) -> Result<(), StateError> {
+        let mut slot = self.lock();
+        let Err(error) = write(self.usable(&mut slot)?, changes) else {
+            return Ok(());
+        };
+        *slot = None;
+        self.files.mark();
+        // Its last octets may have arrived before the error did. Only what is there decides.
+        match self.usable(&mut slot) {
+            Ok(database) if holds(database, changes).unwrap_or(false) => Ok(()),
+            _ => Err(error),
         }
     }
 }
@@ -140,25 +145,21 @@ impl StateStore for RedbState {
 
     fn commit(&self, changes: &[RowChange]) -> Result<(), StateError> {
         check_changes(changes)?;
-        let mut slot = self.lock();
-        let opened = self.usable(&mut slot)?;
-        let Err(error) = write(&opened.database, changes) else {
-            return Ok(());
-        };
-        let suspect = opened.is_suspect();
-        tracing::warn!(%error, suspect, "a commit failed, the state is opened again");
-        *slot = Slot::Closed { suspect };
-        // Its last octets may have arrived before the error did. Only what is there decides.
-        match self.usable(&mut slot) {
-            Ok(opened) if holds(&opened.database, changes).unwrap_or(false) => Ok(()),
-            _ => Err(error),
+        let committed = self.commit_or_look(changes);
+        let failed = committed.is_err();
+        if self.failing.swap(failed, Ordering::Relaxed) != failed {
+            match &committed {
+                Ok(()) => tracing::info!("the state is committed again"),
+                Err(error) => tracing::warn!(%error, "commits of the state fail"),
+            }
         }
+        committed
     }
 
     fn scan(&self, prefix: &[u8], each: &mut EachRow<'_>) -> Result<(), StateError> {
         let transaction = {
             let mut slot = self.lock();
-            self.usable(&mut slot)?.database.begin_read().map_err(failed)?
+            self.usable(&mut slot)?.begin_read().map_err(failed)?
         };
         let rows = transaction.open_table(ROWS).map_err(failed)?;
         for row in rows.range(prefix..).map_err(failed)? {

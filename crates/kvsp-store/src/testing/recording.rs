@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -67,7 +68,7 @@ struct State {
     syncs: Vec<PathBuf>,
     ignored_sync: Option<usize>,
     ignored_path: Option<PathBuf>,
-    failed_sync: Option<usize>,
+    failed_syncs: Range<usize>,
     /// Steps left before the process is taken to be killed.
     steps_left: Option<usize>,
 }
@@ -109,11 +110,11 @@ impl RecordingFileSystem {
         self.lock_state().ignored_sync = Some(number);
     }
 
-    /// From now on the sync with that number, counted from 0 over all, fails if it is one of a file. What it should
-    /// have written is still seen, but no later sync makes it durable unless it is written again, as on systems that
-    /// count it as written.
-    pub fn fail_sync(&self, number: usize) {
-        self.lock_state().failed_sync = Some(number);
+    /// From now on the syncs with those numbers, counted from 0 over all, fail where they are of a file. What they
+    /// should have written is still seen, but no later sync makes it durable unless it is written again, as on systems
+    /// that count it as written.
+    pub fn fail_syncs(&self, numbers: Range<usize>) {
+        self.lock_state().failed_syncs = numbers;
     }
 
     /// From now on no sync of that path does anything.
@@ -176,7 +177,7 @@ impl State {
         let number = self.syncs.len();
         self.syncs.push(path.to_owned());
         if let Step::SyncFile { id } = step
-            && self.failed_sync == Some(number)
+            && self.failed_syncs.contains(&number)
         {
             self.push(Step::LostSync { id })?;
             return Err(io::Error::other("the device failed"));

@@ -1,12 +1,13 @@
 //! The files of a store: made whole or not at all.
 
-use std::fmt;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use redb::{Builder, Database, ReadableDatabase as _, ReadableTable as _, WriteTransaction};
+use redb::{
+    Builder, Database, ReadableDatabase as _, ReadableTable as _, StorageBackend as _, WriteTransaction,
+};
 
 use super::backend::{FileBackend, Overlay};
 use super::{META, ROWS, failed};
@@ -28,32 +29,37 @@ pub(super) struct Files {
     path: PathBuf,
     /// A database that is not whole yet.
     aside: PathBuf,
-    cache_octets: usize,
-}
-
-/// A database, and whether its file is to be believed.
-pub(super) struct Opened {
-    pub(super) database: Database,
+    /// There while what is read from the file need not be what the device has: for a process that starts before
+    /// this one could do something about it.
+    mark: PathBuf,
+    /// A sync of the file failed.
     suspect: Arc<AtomicBool>,
-}
-
-impl fmt::Debug for Opened {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Opened").field("suspect", &self.suspect).finish_non_exhaustive()
-    }
-}
-
-impl Opened {
-    /// Whether a sync of it failed.
-    pub(super) fn is_suspect(&self) -> bool {
-        self.suspect.load(Ordering::SeqCst)
-    }
+    cache_octets: usize,
 }
 
 impl Files {
     pub(super) fn new(fs: Arc<dyn FileSystem>, dir: &Path, cache_octets: usize) -> Self {
         let (path, aside) = (dir.join(DATABASE), dir.join("state.redb.new"));
-        Self { fs, dir: dir.to_owned(), path, aside, cache_octets }
+        let mark = dir.join("SUSPECT");
+        Self { fs, dir: dir.to_owned(), path, aside, mark, suspect: Arc::default(), cache_octets }
+    }
+
+    /// Whether what is read from the file need not be what the device has.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.suspect.load(Ordering::SeqCst)
+    }
+
+    /// Remembers beyond this process that the file is suspect, if it is. As long as the memory of the system lasts,
+    /// so does the mark: it needs no sync.
+    pub(super) fn mark(&self) {
+        if self.is_suspect() {
+            match self.fs.create_new(&self.mark) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                    tracing::error!(%error, "a restart will not know that a sync of the state failed");
+                }
+                _ => {}
+            }
+        }
     }
 
     /// Makes the directory and takes it for this process; there is a database in it afterwards.
@@ -67,8 +73,11 @@ impl Files {
             _ => error.into(),
         })?;
         match self.fs.octets(&self.path) {
-            // It may have got its name just before the power went.
-            Ok(_) => self.fs.sync_dir(&self.dir)?,
+            Ok(_) => {
+                // It may have got its name just before the power went.
+                self.fs.sync_dir(&self.dir)?;
+                self.suspect.store(self.fs.octets(&self.mark).is_ok(), Ordering::SeqCst);
+            }
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 if let Some(parent) = self.dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
                     self.fs.sync_dir(parent)?;
@@ -89,36 +98,39 @@ impl Files {
         Ok(lock)
     }
 
-    /// Opens the database that is there, and verifies it.
-    pub(super) fn open(&self) -> Result<Opened, StateError> {
-        let file = self.fs.open_writable(&self.path)?;
-        if file.octets()? == 0 {
+    /// Opens the database that is there, and verifies it; a copy of it where its file is suspect.
+    pub(super) fn open(&self) -> Result<Database, StateError> {
+        if !self.is_suspect() {
+            let opened = self.open_as_it_is();
+            if !self.is_suspect() {
+                return opened;
+            }
+            drop(opened);
+            self.mark();
+        }
+        self.rebuild()
+    }
+
+    fn open_as_it_is(&self) -> Result<Database, StateError> {
+        let backend = FileBackend { file: self.fs.open_writable(&self.path)?, suspect: self.suspect.clone() };
+        if backend.len()? == 0 {
             return Err(StateError::Corrupt("the file is empty"));
         }
         // What a failed commit left in the memory of the system may be what is read now.
-        let suspect = Arc::new(AtomicBool::new(false));
-        let opened = match file.sync() {
-            Ok(()) => self.builder().create_with_backend(FileBackend { file, suspect: suspect.clone() }),
-            Err(_) => return self.rebuild(),
-        };
-        match opened {
-            Ok(database) => {
-                check_format(&database)?;
-                Ok(Opened { database, suspect })
-            }
-            Err(_) if suspect.load(Ordering::SeqCst) => self.rebuild(),
-            Err(error) => Err(failed(error)),
-        }
+        backend.sync_data()?;
+        let database = self.builder().create_with_backend(backend).map_err(failed)?;
+        check_format(&database)?;
+        Ok(database)
     }
 
     /// Copies the rows of a file that is not to be believed to a new one that takes its place. The old one is not
     /// written to: as long as the new one is not whole, the device has what it had.
-    pub(super) fn rebuild(&self) -> Result<Opened, StateError> {
+    fn rebuild(&self) -> Result<Database, StateError> {
         let overlay = Overlay::new(self.fs.open(&self.path)?)?;
         let old = self.builder().create_with_backend(overlay).map_err(failed)?;
         check_format(&old)?;
         let read = old.begin_read().map_err(failed)?;
-        self.create(|transaction| {
+        let rebuilt = self.create(|transaction| {
             let mut meta = transaction.open_table(META).map_err(failed)?;
             for row in read.open_table(META).map_err(failed)?.iter().map_err(failed)? {
                 let (key, value) = row.map_err(failed)?;
@@ -130,28 +142,35 @@ impl Files {
                 rows.insert(key.value(), value.value()).map_err(failed)?;
             }
             Ok(())
-        })
+        })?;
+        tracing::warn!("a sync of the state failed: its rows are in a new file now");
+        Ok(rebuilt)
     }
 
     /// Makes a database aside and gives it its name when it is whole and durable.
     fn create(
         &self,
         fill: impl FnOnce(&WriteTransaction) -> Result<(), StateError>,
-    ) -> Result<Opened, StateError> {
+    ) -> Result<Database, StateError> {
         match self.fs.remove_file(&self.aside) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }
-        let suspect = Arc::new(AtomicBool::new(false));
-        let file = self.fs.create_new(&self.aside)?;
-        let backend = FileBackend { file, suspect: suspect.clone() };
+        let backend = FileBackend { file: self.fs.create_new(&self.aside)?, suspect: self.suspect.clone() };
         let database = self.builder().create_with_backend(backend).map_err(failed)?;
         let transaction = database.begin_write().map_err(failed)?;
         fill(&transaction)?;
         transaction.commit().map_err(failed)?;
         self.fs.rename(&self.aside, &self.path)?;
         self.fs.sync_dir(&self.dir)?;
-        Ok(Opened { database, suspect })
+        self.suspect.store(false, Ordering::SeqCst);
+        match self.fs.remove_file(&self.mark) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                tracing::warn!(%error, "the next start copies the state once more than it must");
+            }
+            _ => {}
+        }
+        Ok(database)
     }
 
     fn builder(&self) -> Builder {
