@@ -169,6 +169,7 @@ pub(crate) struct Setup {
     pub(crate) block_tokens: u32,
     pub(crate) kv_dtype: ElementType,
     pub(crate) pool_octets: u64,
+    pub(crate) host_octets: u64,
     /// Whether it shares blocks; one that does not computes everything itself.
     pub(crate) shares: bool,
     pub(crate) agent: AgentConfig,
@@ -180,6 +181,7 @@ impl Default for Setup {
             block_tokens: 16,
             kv_dtype: ElementType::Float16,
             pool_octets: 32 << 20,
+            host_octets: 64 << 20,
             shares: true,
             agent: AgentConfig { status_ttl_ms: 600, ..AgentConfig::default() },
         }
@@ -327,7 +329,7 @@ impl Instance {
             engine,
             tokenizer: Arc::new(kvsp_llama::tokenizer(&source).unwrap()),
             scopes: if setup.shares { vec![Arc::new(scope_key())] } else { Vec::new() },
-            blocks: BlocksConfig { host_octets: 64 << 20, index, ..BlocksConfig::default() },
+            blocks: BlocksConfig { host_octets: setup.host_octets, index, ..BlocksConfig::default() },
             client: client(),
             clock: Arc::new(SystemClock::new()),
             random: Arc::new(SeededRandom::new(3)),

@@ -136,23 +136,27 @@ async fn whole(State(desk): State<Arc<Desk>>, PathOf(id): PathOf<Uuid>, body: By
     desk.whole.fetch_add(1, Ordering::SeqCst);
     let checkpoint = SessionCheckpoint::from_json(&body).unwrap();
     assert_eq!(checkpoint.session, id);
-    desk.answer(id, checkpoint.epoch, |_| checkpoint.clone()).await
+    desk.answer(id, checkpoint.epoch, |_| Some(checkpoint.clone())).await
 }
 
 async fn append(State(desk): State<Arc<Desk>>, PathOf(id): PathOf<Uuid>, body: Bytes) -> Response {
     let append: CheckpointAppend = json::from_slice(&body).unwrap();
     desk.answer(id, append.epoch, |recorded| {
-        let mut checkpoint = recorded.expect("an append follows a whole checkpoint").clone();
+        let mut checkpoint = recorded?.clone();
         let from = usize::try_from(append.from_offset).unwrap();
         assert!(from <= checkpoint.generated.len(), "a gap before {from}");
-        let overlap = checkpoint.generated.len() - from;
-        assert_eq!(checkpoint.generated[from..], append.append[..overlap], "tokens that contradict");
+        let overlap = (checkpoint.generated.len() - from).min(append.append.len());
+        let known = &checkpoint.generated[from..from + overlap];
+        assert_eq!(known, &append.append[..overlap], "tokens that contradict");
+        if from + append.append.len() <= checkpoint.generated.len() {
+            return Some(checkpoint);
+        }
         checkpoint.generated.extend(&append.append[overlap..]);
         checkpoint.output_offset = checkpoint.generated.len() as u64;
         checkpoint.epoch = append.epoch;
         checkpoint.sampler = append.sampler.clone();
         assert_eq!(checkpoint.sampler.step, checkpoint.output_offset);
-        checkpoint
+        Some(checkpoint)
     })
     .await
 }
@@ -162,7 +166,7 @@ impl Desk {
         &self,
         id: Uuid,
         epoch: u64,
-        recorded: impl Fn(Option<&SessionCheckpoint>) -> SessionCheckpoint,
+        recorded: impl Fn(Option<&SessionCheckpoint>) -> Option<SessionCheckpoint>,
     ) -> Response {
         self.arrived.send_modify(|n| *n += 1);
         // A closed gate answers at once.
@@ -173,7 +177,10 @@ impl Desk {
         match does {
             Does::Acknowledge => {
                 let mut all = self.acknowledged.lock().unwrap();
-                let now = recorded(all.get(&id));
+                let Some(now) = recorded(all.get(&id)) else {
+                    let detail = "an append to nothing";
+                    return Failure::new(ProblemType::CheckpointConflict, detail).into_response();
+                };
                 let output_offset = now.output_offset;
                 self.highest.fetch_max(output_offset, Ordering::SeqCst);
                 all.insert(id, now);

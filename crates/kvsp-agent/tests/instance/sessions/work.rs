@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::controller::Controller;
-use crate::support::{Answer, Index, Instance, MODEL, Setup, client, scope, send};
+use crate::support::{Answer, Index, Instance, MODEL, PATIENCE, Setup, client, scope, send};
 
 /// How a session samples.
 #[derive(Debug, Clone)]
@@ -103,7 +103,7 @@ pub(super) async fn read_all(
     mut see: impl FnMut(u64),
 ) -> Told {
     let mut told = Told { tokens: Vec::new(), done: None, reused: 0 };
-    while let Some(event) = stream.next().await {
+    while let Some(event) = in_time(stream.next()).await {
         match event.unwrap() {
             TokenEvent::Token { index, epoch: at, token, .. } => {
                 assert_eq!((index, at), (from + told.tokens.len() as u64, epoch));
@@ -119,9 +119,13 @@ pub(super) async fn read_all(
     told
 }
 
+async fn in_time<T>(event: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, event).await.expect("the stream is not silent for ever")
+}
+
 /// The next token.
 pub(super) async fn next(stream: &mut TokenStream) -> (u64, u32) {
-    match stream.next().await.expect("the stream goes on").unwrap() {
+    match in_time(stream.next()).await.expect("the stream goes on").unwrap() {
         TokenEvent::Token { index, token, .. } => (index, token),
         done @ TokenEvent::Done { .. } => panic!("{done:?} where a token was expected"),
     }
