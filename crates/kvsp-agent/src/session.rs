@@ -36,6 +36,8 @@ pub(crate) use table::{Sessions, keep};
 pub(crate) struct Facts {
     pub(crate) id: Uuid,
     pub(crate) epoch: u64,
+    /// The controller brought it, with a checkpoint.
+    pub(crate) resumed: bool,
     pub(crate) scope: Arc<ScopeKey>,
     /// The principal that placed it, where that is known: a resumed session is brought by the controller.
     pub(crate) owner: Option<String>,

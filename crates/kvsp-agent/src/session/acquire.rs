@@ -21,6 +21,8 @@ use crate::load::Load;
 const MAX_LOADS: u64 = 2;
 /// Lookups of one load: each ends at the first block without a replica.
 const MAX_LOOKUPS: usize = 16;
+/// How long the index may take: a session that goes on without it is the lesser evil.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 /// How soon a full queue of the engine is tried again.
 const QUEUE_AGAIN: Duration = Duration::from_millis(20);
 
@@ -181,7 +183,7 @@ async fn sources(agent: &Agent, session: &Session, keys: &[BlockKey], here: &[bo
             detail: Detail::Location,
             block_tokens: None,
         };
-        let answer = match agent.client.lookup(index, &request).await {
+        let answer = match agent.client.with_timeout(LOOKUP_TIMEOUT).lookup(index, &request).await {
             Ok(answer) => answer,
             Err(error) => {
                 tracing::warn!(%error, "the index did not answer; the session's blocks are not loaded");

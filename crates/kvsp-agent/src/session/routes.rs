@@ -42,7 +42,7 @@ pub(crate) async fn resume(
         .map_err(|error| error.into_problem(ProblemType::InvalidCheckpoint))?;
     caller.require_scope(request.checkpoint.scope_id)?;
     let facts = facts(&agent, id, &request)?;
-    if let Some(known) = agent.sessions.at_epoch(id, request.epoch)? {
+    if let Some(known) = agent.sessions.at_epoch(id, request.epoch, true)? {
         return Ok(accepted(&known).await);
     }
     agent.lifecycle.require_active()?;
@@ -132,6 +132,7 @@ fn facts(agent: &Agent, id: Uuid, request: &ResumeRequest) -> Result<Facts, Prob
     Ok(Facts {
         id,
         epoch: request.epoch,
+        resumed: true,
         scope: scope.clone(),
         owner: None,
         prompt_blocks: prompt_blocks.clone(),

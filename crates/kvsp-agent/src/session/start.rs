@@ -63,7 +63,7 @@ pub(crate) async fn start(
     SessionHeaders { session: id, epoch }: SessionHeaders,
     request: EngineRequest,
 ) -> Result<Response, Failure> {
-    if let Some(known) = agent.sessions.at_epoch(id, epoch)? {
+    if let Some(known) = agent.sessions.at_epoch(id, epoch, false)? {
         require_reader(caller, &known)?;
         return Ok(stream::answer(known, 0));
     }
@@ -114,6 +114,7 @@ fn facts(
     Ok(Facts {
         id,
         epoch,
+        resumed: false,
         scope: scope.clone(),
         owner: Some(caller.name().to_owned()),
         prompt_blocks: blocks,

@@ -9,7 +9,7 @@ use kvsp_proto::problem::{Problem, ProblemType};
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
-use super::{Phase, Session, SessionCounters};
+use super::{Facts, Phase, Session, SessionCounters};
 use crate::Agent;
 
 /// How often ended sessions are looked through.
@@ -51,25 +51,32 @@ impl Sessions {
         self.with(|table| table.get(&id).cloned())
     }
 
-    /// The session at an epoch, where it is here; none where it is new, or here at a lower one.
+    /// The session at an epoch, where it is here; none where it is new, or here at a lower one. A session that
+    /// the controller resumes takes the place of one that a request began at the same epoch: the front end was
+    /// too early, and the checkpoint decides.
     ///
     /// # Errors
     /// `kvsp-stale-epoch` where a higher epoch was seen, or this one has ended without completing.
-    pub(super) fn at_epoch(&self, id: Uuid, epoch: u64) -> Result<Option<Arc<Session>>, Problem> {
+    pub(super) fn at_epoch(
+        &self,
+        id: Uuid,
+        epoch: u64,
+        resumes: bool,
+    ) -> Result<Option<Arc<Session>>, Problem> {
         let known = self.get(id);
-        known.map_or(Ok(None), |session| at(session, epoch))
+        known.map_or(Ok(None), |session| at(session, epoch, resumes))
     }
 
-    /// Put a session there, in the place of one at a lower epoch, which is fenced.
+    /// Put a session there, in the place of the one that was there, which is fenced.
     ///
     /// # Errors
     /// As [`Self::at_epoch`], and `kvsp-overloaded` where as many run as may.
     pub(super) fn open(&self, session: Session, now: Time) -> Result<Opened, Problem> {
-        let (id, epoch) = (session.facts.id, session.facts.epoch);
+        let Facts { id, epoch, resumed, .. } = session.facts;
         self.with(|table| {
             let old = table.get(&id).cloned();
             if let Some(old) = &old
-                && let Some(known) = at(old.clone(), epoch)?
+                && let Some(known) = at(old.clone(), epoch, resumed)?
             {
                 return Ok(Opened::Known(known));
             }
@@ -128,13 +135,13 @@ impl Sessions {
     }
 }
 
-/// The session at that epoch; none where it is here at a lower one.
-fn at(session: Arc<Session>, epoch: u64) -> Result<Option<Arc<Session>>, Problem> {
+/// The session at that epoch; none where another is to take its place.
+fn at(session: Arc<Session>, epoch: u64, resumes: bool) -> Result<Option<Arc<Session>>, Problem> {
     let stale = |detail: String| Err(Problem::new(ProblemType::StaleEpoch, detail));
     if session.facts.epoch > epoch {
         return stale(format!("the session is at epoch {}", session.facts.epoch));
     }
-    if session.facts.epoch < epoch {
+    if session.facts.epoch < epoch || (resumes && !session.facts.resumed) {
         return Ok(None);
     }
     match session.phase() {

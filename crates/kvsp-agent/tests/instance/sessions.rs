@@ -5,4 +5,5 @@ mod controller;
 mod inputs;
 mod output;
 mod resume;
+mod rights;
 mod work;

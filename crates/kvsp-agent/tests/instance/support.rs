@@ -11,7 +11,7 @@ use kvsp_client::{BlockQuery, Client, ClientConfig, StreamedBody};
 use kvsp_engine::Engine as _;
 use kvsp_holder::HolderConfig;
 use kvsp_llama::{LoadOptions, ModelSource};
-use kvsp_net::auth::Development;
+use kvsp_net::auth::{Authenticator, Development};
 use kvsp_net::clock::SystemClock;
 use kvsp_net::metrics::Metrics;
 use kvsp_net::random::SeededRandom;
@@ -313,7 +313,12 @@ pub(crate) async fn send(base: &BaseUri, method: &str, path: &str, body: &str) -
 
 impl Instance {
     pub(crate) async fn start(setup: Setup) -> Self {
-        let bound = bind(ServiceConfig::default()).await;
+        Self::start_with(setup, Arc::new(Development::new())).await
+    }
+
+    /// An instance that tells principals apart.
+    pub(crate) async fn start_with(setup: Setup, authenticator: Arc<dyn Authenticator>) -> Self {
+        let bound = Service::bind(ServiceConfig::default(), authenticator).await.unwrap();
         let (base, admin) = (bound.base(), bound.admin());
         let source = ModelSource::Tiny { seed: 0 };
         let options = LoadOptions {

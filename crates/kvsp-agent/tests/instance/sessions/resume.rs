@@ -194,7 +194,7 @@ async fn blocks_that_turn_out_to_be_broken_are_asked_for_as_a_prompt() {
         let index = Index::start().await;
         let hostile = Hostile::start(&prefix).await;
         hostile.behave(behaviour);
-        index.record(&prefix, &hostile.base()).await;
+        index.record(&prefix, hostile.base()).await;
         let mut setup = setup(&past.controller, Some(&index));
         setup.agent.max_load_ms = 700;
         let b = Instance::start(setup).await;
@@ -270,6 +270,20 @@ async fn a_resume_is_idempotent_and_a_lower_epoch_is_stale() {
     resume(&b, 4, &checkpoint, 30).await;
     let told = read_all(&mut tokens(&b, id, 0).await, 0, 4, |_| {}).await;
     assert_eq!((&told.tokens[..], told.done.as_deref()), (&past.told.tokens[..30], Some("length")));
+}
+
+/// A front end that was told of the epoch before this instance was: what it began makes way for the checkpoint.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_resume_takes_the_place_of_a_request_that_came_too_early() {
+    let past = Past::sampled().await;
+    let b = past.instance().await;
+    let checkpoint = known_before(&past, 9, 20).await;
+    let early = Job::new(9, past.job.prompt.clone(), 4000).sampling(json!({"seed": 99})).at(2);
+    let mut wrong = early.start(&b).await;
+    resume(&b, 2, &checkpoint, OUTPUT).await;
+    assert_eq!(read_all(&mut wrong, 0, 2, |_| {}).await.done, None);
+    let told = read_all(&mut early.start(&b).await, 0, 2, |_| {}).await;
+    assert_eq!((told.tokens, told.done), (past.told.tokens, past.told.done));
 }
 
 /// Without a limit a session goes on to the end of the context, and one that was complete ends at once.
