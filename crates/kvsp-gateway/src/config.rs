@@ -23,6 +23,9 @@ pub struct GatewayConfig {
     pub sessions: bool,
     /// Sessions at a time, and as many that have ended and are kept.
     pub max_sessions: usize,
+    /// Long polls for the epochs of sessions at a time; each takes a connection of the controller. More sessions
+    /// take turns, and learn of a failover a little later, unless their stream breaks.
+    pub max_polls: usize,
     /// Octets of answers and prompts kept at which no new session is taken.
     pub max_transcript_octets: u64,
     /// Milliseconds that a session goes on whose client went away from a streamed answer.
@@ -47,6 +50,7 @@ impl Default for GatewayConfig {
             upstream_timeout_ms: 30_000,
             sessions: true,
             max_sessions: 4096,
+            max_polls: 256,
             max_transcript_octets: 256 << 20,
             reconnect_ms: 15_000,
             stream_retention_ms: 60_000,

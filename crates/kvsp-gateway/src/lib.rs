@@ -50,6 +50,7 @@ pub(crate) struct Gateway {
     started_s: u64,
     counters: service::Counters,
     registry: session::Registry,
+    polls: session::Polls,
     /// What runs beside requests.
     tasks: TaskTracker,
     /// The gateway stops: what runs beside requests ends.

@@ -122,7 +122,7 @@ impl Gateway {
         let mut original = Original { request: request.clone(), request_ref: request_ref.to_owned() };
         // Tokens come, and the gateway looks for the strings in them: an instance must not stop at one.
         original.request.sampling.stop = None;
-        let mut watch = Watch::new(self.client.clone(), self.controller.clone(), session, epoch);
+        let mut watch = Watch::new(self, session, epoch);
         let moved = async {
             loop {
                 match watch.next().await {

@@ -25,7 +25,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::session::Registry;
+use crate::session::{Polls, Registry};
 use crate::{Gateway, GatewayConfig, chat, completions, error, models, streams};
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -122,6 +122,7 @@ pub async fn serve(
         started_s: created(),
         counters: Counters::new(&metrics),
         registry: Registry::new(&config),
+        polls: Polls::new(config.max_polls),
         tasks: TaskTracker::new(),
         stop: CancellationToken::new(),
         config,

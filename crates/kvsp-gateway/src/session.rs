@@ -28,7 +28,7 @@ pub(crate) use place::Place;
 pub(crate) use reader::Reader;
 pub(crate) use registry::Registry;
 use transcript::{End, Transcript};
-pub(crate) use watch::{Told, Watch};
+pub(crate) use watch::{Polls, Told, Watch};
 
 /// What a front end must know of a session to go on with it, also after a restart of its own: it goes to the
 /// controller with the placement and comes back from there.
@@ -130,6 +130,11 @@ impl Session {
     /// The answer is over.
     fn finish(&self, end: End) {
         self.transcript.send_modify(|transcript| transcript.finish(end));
+    }
+
+    /// Whether a reader has handed the whole answer on.
+    fn is_delivered(&self) -> bool {
+        self.presence.borrow().delivered
     }
 
     /// Waits until a reader has handed the whole answer on.

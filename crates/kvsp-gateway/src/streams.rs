@@ -87,7 +87,7 @@ impl Gateway {
         let reader = attach(Arc::clone(&session));
         // The first answer comes at once: it tells a session that has failed, too.
         let seen = view.epoch.saturating_sub(1);
-        let watch = Watch::new(self.client.clone(), self.controller.clone(), id, seen);
+        let watch = Watch::new(self, id, seen);
         let delivery = Delivery::new(view.epoch, view.instance);
         let (original, stream) = (None, None);
         Driver::start(self, Start { session, continuation, delivery, watch, original, stream, room });

@@ -92,46 +92,49 @@ impl Driver {
         };
         gateway.counters.sessions.inc();
         gateway.tasks.spawn(async move {
-            let gateway = Arc::clone(&driver.gateway);
-            let stopped = gateway.stop.run_until_cancelled(driver.run(stream)).await.is_none();
-            gateway.counters.sessions.dec();
-            if stopped {
-                tracing::debug!("a session was left to the gateway that comes after");
-            }
+            driver.run(stream).await;
             drop(room);
         });
     }
 
     async fn run(mut self, stream: Option<TokenStream>) {
+        let (gateway, session) = (Arc::clone(&self.gateway), Arc::clone(&self.session));
+        let over = gateway.stop.run_until_cancelled(self.serve(stream)).await.is_some();
+        gateway.counters.sessions.dec();
+        if !over && !session.is_delivered() {
+            tracing::info!(session = %session.id(), "a session is left to the gateway that comes after");
+            return;
+        }
+        gateway.end_session(session.id(), self.delivery.instance()).await;
+        if session.is_kept() {
+            gateway.registry.retire(session.id());
+        } else {
+            gateway.registry.remove(session.id());
+        }
+    }
+
+    /// Until the session is to be ended.
+    async fn serve(&mut self, stream: Option<TokenStream>) {
         let session = Arc::clone(&self.session);
-        let registry = &Arc::clone(&self.gateway).registry;
         let ended = tokio::select! {
             end = self.deliver(stream) => Some(end),
             () = session.abandoned() => None,
         };
-        match ended {
-            Some(end) => {
-                if let End::Failed(why) = &end {
-                    tracing::warn!(session = %session.id(), why, "a session broke off");
-                    self.gateway.counters.session_failures.inc();
-                }
-                session.finish(end);
-                tokio::select! {
-                    () = session.delivered() => {}
-                    () = session.abandoned() => {}
-                }
-            }
-            None => {
-                self.gateway.counters.sessions_abandoned.inc();
-                registry.remove(session.id());
-                session.finish(End::Failed("the client went away, and the session was ended".into()));
-            }
+        let Some(end) = ended else {
+            self.gateway.counters.sessions_abandoned.inc();
+            self.gateway.registry.remove(session.id());
+            session.finish(End::Failed("the client went away, and the session was ended".into()));
+            return;
+        };
+        if let End::Failed(why) = &end {
+            tracing::warn!(session = %session.id(), why, "a session broke off");
+            self.gateway.counters.session_failures.inc();
         }
-        self.gateway.end_session(session.id(), self.delivery.instance()).await;
-        if session.is_kept() {
-            registry.retire(session.id());
-        } else {
-            registry.remove(session.id());
+        session.finish(end);
+        // A client that has not got the answer may come back for it, also to a gateway that was started again.
+        tokio::select! {
+            () = session.delivered() => {}
+            () = session.abandoned() => {}
         }
     }
 

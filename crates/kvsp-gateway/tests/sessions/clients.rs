@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::controller::Controller;
-use crate::instance::{Act, Instance, Reply, Sent, part_of, rest_of};
+use crate::instance::{Act, Instance, Reply, Sent, part_of, rest_of, tokens_of};
 use crate::support::{Event, Events, Gateway, chat, completion, ids, text_of};
 
 const TEXT: &str = "one two";
@@ -165,6 +165,50 @@ async fn a_session_nobody_reads_is_ended() {
     }
     controller.until_deleted().await;
     a.until_left().await;
+}
+
+/// A client that does not read holds up nothing but itself: the instance has long been heard to the end.
+#[tokio::test]
+async fn a_slow_client_does_not_hold_the_session_up() {
+    let controller = Controller::start().await;
+    // Each event repeats the model's name, so that the answer is more than any socket takes.
+    let name = "m".repeat(4000);
+    let gateway = Gateway::start_with(&controller, |config| config.served_name = Some(name.clone())).await;
+    let text: &str = &"0123456789".repeat(250);
+    let mut acts = tokens_of(text, 1, 0);
+    acts.push(Act::Done("length", 1, 0));
+    let a = Instance::start(vec![Reply::Stream(acts)]).await;
+    controller.places_at(&a.base);
+    let body = completion(&json!({"model": name, "max_tokens": 4000}));
+    let mut slow = gateway.stream("v1/completions", &body).await;
+    assert_eq!(text_of(&slow.take(1).await), "0");
+    a.until_left().await;
+    // Another reads all of it meanwhile.
+    let mut fast = gateway.follow(&slow.session, None).await;
+    assert_eq!(text_of(&fast.rest().await), text);
+    assert_eq!(text_of(&slow.rest().await), text[1..]);
+}
+
+/// Few polls at the controller are shared by more sessions; what the controller has forgotten still streams.
+#[tokio::test]
+async fn sessions_take_turns_to_ask_for_the_epoch() {
+    let controller = Controller::start().await;
+    let gateway = Gateway::start_with(&controller, |config| config.max_polls = 1).await;
+    let hanging = |epoch, text| {
+        let mut acts = part_of(text, epoch, 0, 2, Act::Hang);
+        acts.extend(rest_of(text, epoch, 2));
+        vec![Reply::Stream(acts)]
+    };
+    let (a, b) = (Instance::start(hanging(1, TEXT)).await, Instance::start(hanging(1, TEXT)).await);
+    let c = Instance::start(vec![Reply::Stream(rest_of(TEXT, 2, 2))]).await;
+    controller.places_at(&a.base);
+    let mut forgotten = gateway.completion(&json!({})).await;
+    controller.places_at(&b.base);
+    let mut moved = gateway.completion(&json!({})).await;
+    controller.raise(&c.base);
+    assert_eq!(text_of(&moved.rest().await), TEXT);
+    a.goes_on();
+    assert_eq!(text_of(&forgotten.rest().await), TEXT);
 }
 
 /// An answer that has ended is kept for a while, and then is not.

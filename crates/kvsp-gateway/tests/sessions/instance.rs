@@ -11,6 +11,7 @@ use axum::response::Response;
 use axum::routing::{get, post};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode};
+use kvsp_net::random::{Random as _, SeededRandom};
 use kvsp_net::service::ServiceConfig;
 use kvsp_proto::problem::ProblemType;
 use kvsp_proto::uri::BaseUri;
@@ -41,6 +42,13 @@ pub(crate) enum Act {
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
     Stream(Vec<Act>),
+    /// Whatever a seed makes of a text in an epoch, from the index asked for: repetitions, old epochs, gaps,
+    /// comments, and a break somewhere; or the rest of the text.
+    Noisy {
+        text: &'static str,
+        epoch: u64,
+        seed: u64,
+    },
     /// First the prompt must be given.
     NeedsPrompt(Vec<Act>),
     Problem(ProblemType),
@@ -196,6 +204,7 @@ async fn end(State(facts): State<Arc<Shared>>, Path(session): Path<Uuid>) -> Sta
 }
 
 fn answer(facts: &Arc<Shared>, sent: Sent, otherwise: ProblemType) -> Response {
+    let from = if let Sent::Tokens { from, .. } = &sent { *from } else { 0 };
     let mut reply = None;
     facts.send_modify(|facts| {
         facts.sent.push(sent);
@@ -203,6 +212,9 @@ fn answer(facts: &Arc<Shared>, sent: Sent, otherwise: ProblemType) -> Response {
     });
     match reply {
         Some(Reply::Stream(acts)) => stream(facts, acts, false),
+        Some(Reply::Noisy { text, epoch, seed }) => {
+            stream(facts, noisy(text, epoch, usize::try_from(from).unwrap(), seed), false)
+        }
         Some(Reply::NeedsPrompt(acts)) => stream(facts, acts, true),
         Some(Reply::Problem(kind)) => problem(kind),
         Some(Reply::Raw(events)) => {
@@ -218,6 +230,38 @@ fn answer(facts: &Arc<Shared>, sent: Sent, otherwise: ProblemType) -> Response {
         }
         None => problem(otherwise),
     }
+}
+
+fn noisy(text: &str, epoch: u64, from: usize, seed: u64) -> Vec<Act> {
+    let random = SeededRandom::new(seed);
+    let one_in = |n: u64| random.u64().is_multiple_of(n);
+    let mut acts = Vec::new();
+    for (index, octet) in text.bytes().enumerate().skip(from) {
+        if one_in(4) {
+            acts.push(Act::Comment);
+        }
+        if one_in(4) && index > 0 {
+            let old = usize::try_from(random.u64()).unwrap_or(0) % index;
+            acts.push(Act::Token(epoch, old as u64, text.as_bytes()[old]));
+        }
+        if one_in(4) && epoch > 1 {
+            acts.push(Act::Token(epoch - 1, random.u64() % text.len() as u64, b'#'));
+        }
+        if one_in(30) && index + 1 < text.len() {
+            // The token is missing, as the next one shows.
+            continue;
+        }
+        if one_in(12) {
+            acts.push(if one_in(2) { Act::Cut } else { Act::End });
+            return acts;
+        }
+        acts.push(Act::Token(epoch, index as u64, octet));
+    }
+    if one_in(8) {
+        acts.push(Act::Cut);
+    }
+    acts.push(Act::Done("length", epoch, 0));
+    acts
 }
 
 /// An open stream, counted.

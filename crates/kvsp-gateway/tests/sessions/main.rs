@@ -7,6 +7,7 @@ mod controller;
 mod ends;
 mod failover;
 mod instance;
+mod random;
 mod restart;
 mod start;
 mod support;

@@ -76,7 +76,7 @@ impl Gateway {
             model: GatewayModel {
                 descriptor: Arc::new(descriptor(MODEL, Geometry::default())),
                 tokenizer: Arc::new(Octets),
-                max_context: 1000,
+                max_context: 5000,
             },
             scope: Some(Arc::new(scope_key(7))),
             client: Client::new(ClientConfig {
