@@ -5,6 +5,7 @@ mod descriptors;
 mod instances;
 mod placements;
 mod sessions;
+mod shortcut;
 
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use axum::routing::{get, post, put};
 use kvsp_proto::path;
 
 use crate::service::ControllerService;
+pub(crate) use shortcut::Direct;
 
 /// The state of every handler.
 type Service = axum::extract::State<Arc<ControllerService>>;

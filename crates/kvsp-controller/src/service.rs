@@ -15,13 +15,14 @@ use kvsp_net::random::Random;
 use kvsp_net::service::{Bound, ServeError, ServiceFacts};
 use kvsp_proto::message::Limits;
 use kvsp_proto::uri::BaseUri;
+use kvsp_store::state::GroupCommit;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::ControllerConfig;
 use crate::knowledge::Unknown;
 use crate::metrics::ControllerMetrics;
 use crate::routes;
-use crate::sessions::{Keeper, SessionTable, State, StateOpenError};
+use crate::sessions::{Keeper, Restored, SessionTable, State, StateOpenError};
 
 /// How often the clock is looked at: so much later than it must does a failover begin at most.
 const TICK: Duration = Duration::from_millis(20);
@@ -64,7 +65,17 @@ impl ControllerService {
     /// [`StateOpenError`].
     pub(crate) fn open(config: ControllerConfig, deps: &Deps) -> Result<(Arc<Self>, Keeper), StateOpenError> {
         let State { commits, sessions, keeper } = State::open(&config)?;
-        let service = Arc::new(Self {
+        Ok((Self::new(config, deps, commits, sessions), keeper))
+    }
+
+    /// A service that records by `commits`, and knows the sessions that were recorded.
+    pub(crate) fn new(
+        config: ControllerConfig,
+        deps: &Deps,
+        commits: GroupCommit,
+        sessions: Vec<Restored>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
             sessions: SessionTable::new(&config.sessions, commits, sessions, deps.clock.now()),
             limits: config.limits(),
             metrics: ControllerMetrics::new(&deps.metrics),
@@ -76,8 +87,7 @@ impl ControllerService {
             unknown: Mutex::new(Unknown::default()),
             turn: AtomicU64::new(0),
             config,
-        });
-        Ok((service, keeper))
+        })
     }
 
     /// Its resources, relative to the base URI.
@@ -158,6 +168,10 @@ pub async fn serve(
     let opened = tokio::task::spawn_blocking(move || ControllerService::open(config, &opening)).await?;
     let (service, keeper) = opened.map_err(ServeError::setup)?;
     let (router, facts) = (service.router(), service.facts());
+    let bound = {
+        let direct = routes::Direct::new(Arc::clone(&service), bound.base_path());
+        bound.with_shortcut(direct)
+    };
     let is_ready = Arc::new(AtomicBool::new(false));
     let watcher = tokio::spawn(service.run(stop.clone()));
     // The listeners have been accepting since they were bound: what is sent from now on is answered.

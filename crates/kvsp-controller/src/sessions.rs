@@ -10,6 +10,9 @@ mod state;
 mod views;
 mod waits;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +32,8 @@ use uuid::Uuid;
 
 use crate::config::SessionSettings;
 use crate::service::ControllerService;
-use codec::{HeadRows, Restored};
+use codec::HeadRows;
+pub(crate) use codec::Restored;
 use commit::Commit;
 pub use state::StateOpenError;
 pub(crate) use state::{Keeper, State};

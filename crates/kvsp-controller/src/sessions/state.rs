@@ -97,3 +97,28 @@ impl Keeper {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_temporary_folder_goes_at_the_end_and_another_one_stays() {
+        let State { commits, keeper, .. } = State::open(&ControllerConfig::default()).unwrap();
+        let folder = keeper.temporary.as_ref().unwrap().path().to_path_buf();
+        assert!(folder.join("key").exists());
+        drop(commits);
+        keeper.close();
+        assert!(!folder.exists());
+
+        let parent = TempDir::new().unwrap();
+        let folder = parent.path().join("a/b");
+        let config = ControllerConfig { state: Some(folder.clone()), ..ControllerConfig::default() };
+        let State { commits, keeper, .. } = State::open(&config).unwrap();
+        let error = State::open(&config).err().unwrap().to_string();
+        assert!(error.contains("another controller"), "{error}");
+        drop(commits);
+        keeper.close();
+        assert!(folder.join("key").exists());
+    }
+}
