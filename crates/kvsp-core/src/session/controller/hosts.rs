@@ -21,6 +21,13 @@ pub(super) struct Host {
     sessions: BTreeSet<Uuid>,
 }
 
+#[cfg(test)]
+impl Host {
+    pub(super) fn count(&self) -> usize {
+        self.sessions.len()
+    }
+}
+
 impl Sessions {
     /// An instance reported. A higher epoch than that of the start which a session was given to ends that start:
     /// such sessions fail over at once.

@@ -37,7 +37,6 @@ impl Sessions {
         let now = self.look(now);
         let Some((session, next)) = self.take(ticket) else { return };
         self.apply(session, next, now);
-        self.account(session);
         self.changed.insert(session);
         self.lose_if_gone(session, now);
         self.catch_up(session, now);
@@ -86,6 +85,7 @@ impl Sessions {
                     entry.created = true;
                     entry.idle_at = now + self.config.idle;
                 }
+                self.account(session);
             }
             Next::Record { head, progress, tokens } => self.apply_record(session, head, progress, tokens),
             Next::Move(head) => self.moved(session, *head, now),
@@ -101,6 +101,7 @@ impl Sessions {
                 self.end_failover(session);
                 self.detach_session(session);
                 self.ended(session, *head, now);
+                self.account(session);
             }
             Next::Forget => self.remove(session),
         }
@@ -114,6 +115,9 @@ impl Sessions {
         tokens: Vec<u32>,
     ) {
         let Some(entry) = self.sessions.get_mut(&session) else { return };
+        let heavier = 4 * tokens.len() as u64;
+        self.octets += heavier;
+        entry.octets += heavier;
         entry.progress = Some(progress);
         entry.tokens.extend(tokens);
         entry.needs = None;
@@ -124,6 +128,7 @@ impl Sessions {
         if settles && running {
             self.end_failover(session);
         }
+        self.account(session);
     }
 
     fn ended(&mut self, session: Uuid, head: Head, now: Time) {
@@ -147,7 +152,8 @@ impl Sessions {
         }
     }
 
-    /// Charges a session what it weighs now.
+    /// Charges a session what it weighs now. That takes a walk through its continuation, so a checkpoint that
+    /// only adds tokens does without.
     pub(super) fn account(&mut self, session: Uuid) {
         if let Some(entry) = self.sessions.get_mut(&session) {
             let octets = entry.weigh();
