@@ -98,6 +98,7 @@ impl Counts {
         let figures = vec![
             bare.rate(self.syncs, "1/s"),
             nothing.rate(self.requests, "1/s"),
+            nothing.cpu_us(self.requests, "the server", |sample| sample.server_cpu_s),
             durable.rate(self.requests, "1/s"),
             durable.cpu_us(self.requests, "the controller", |sample| sample.server_cpu_s),
             figure(goal, "1/s", rounds().map(|(_, least)| SHARE * least)),

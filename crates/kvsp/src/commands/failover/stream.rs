@@ -39,7 +39,7 @@ pub(crate) struct Question {
 pub(crate) struct Event {
     /// When it came.
     pub(crate) at: Instant,
-    /// Output tokens that the client has with it.
+    /// Output tokens that the client has with it; without a session, events.
     pub(crate) tokens: u64,
     /// Whether its text was held back until the answer was over, since a stop string could have begun in it.
     is_rest: bool,
@@ -170,8 +170,11 @@ impl Heard {
             return Ok(false);
         }
         let (tokens, of_end) = raw.id.split_once(':').unwrap_or((&raw.id, ""));
-        let tokens =
-            tokens.parse().map_err(|_| FailoverError::Answer("an event without a place".to_owned()))?;
+        let tokens = match tokens {
+            // Without a session there are no places: an event a token, but for those without text.
+            "" => self.tokens() + 1,
+            place => place.parse().map_err(|_| FailoverError::Answer(format!("an event at {place:?}")))?,
+        };
         self.events.push(Event { at, tokens, is_rest: !of_end.is_empty(), text });
         Ok(true)
     }
