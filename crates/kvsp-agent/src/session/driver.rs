@@ -324,7 +324,10 @@ fn refusal(error: &ClientError) -> Refusal {
         // Not this instance's session: another has it.
         Some(ProblemType::StaleEpoch | ProblemType::NotHolder) => Refusal::Stale,
         Some(ProblemType::SessionUnknown) => Refusal::Gone,
-        Some(ProblemType::CheckpointConflict | ProblemType::InvalidCheckpoint) => Refusal::Conflict,
+        // The same again would be refused again.
+        Some(
+            ProblemType::CheckpointConflict | ProblemType::InvalidCheckpoint | ProblemType::LimitExceeded,
+        ) => Refusal::Conflict,
         _ => Refusal::Failed,
     }
 }

@@ -1,6 +1,13 @@
 //! What is shown, and when.
 
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::routing::put;
 use kvsp_proto::problem::ProblemType;
+use kvsp_testkit::TestService;
 use serde_json::json;
 
 use super::controller::{Controller, Does};
@@ -234,6 +241,64 @@ async fn a_checkpoint_relies_on_blocks_that_are_stored_elsewhere() {
     let other = Job::new(2, job.prompt.clone(), 5);
     assert_eq!(read_all(&mut other.start(&a).await, 0, 1, |_| {}).await.reused, 96);
     assert_eq!(a.metric("kvsp_session_blocks_not_stored_total").await, 0);
+}
+
+/// A holder that takes no block at first: copies that a session relies on are offered until they are taken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_of_a_session_are_offered_again() {
+    let refused = Arc::new(Mutex::new(BTreeSet::new()));
+    let taken = Arc::new(AtomicU64::new(0));
+    let counted = taken.clone();
+    let put_block = put(async move |uri: http::Uri| {
+        if refused.lock().unwrap().insert(uri.path().to_owned()) {
+            return http::StatusCode::SERVICE_UNAVAILABLE;
+        }
+        counted.fetch_add(1, Ordering::SeqCst);
+        http::StatusCode::CREATED
+    });
+    let routes = Router::new()
+        .route("/blocks/{compat}/{scope}/{block_key}", put_block)
+        .route("/descriptors/{compat}", put(async || http::StatusCode::CREATED));
+    let holder = TestService::start(routes).await;
+    let controller = Controller::gated().await;
+    let mut setup = setup(&controller, None);
+    setup.agent.holder = Some(holder.base.clone());
+    setup.agent.max_store_wait_ms = 600_000;
+    let a = Instance::start(setup).await;
+    let job = Job::new(1, prompt(1, 70), 10);
+    let mut stream = job.start(&a).await;
+    controller.arrived(1).await;
+    assert!(taken.load(Ordering::SeqCst) >= 4, "the checkpoint came before its blocks were taken");
+    controller.open();
+    assert_eq!(read_all(&mut stream, 0, 1, |_| {}).await.tokens.len(), 10);
+}
+
+/// Nobody listens where the controller should be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_controller_nothing_sampled_is_shown_and_the_engine_rests() {
+    let controller = Controller::start().await;
+    let mut setup = setup(&controller, None);
+    setup.agent.controller = Some("http://127.0.0.1:9/kvsp/".parse().unwrap());
+    let a = Instance::start(setup).await;
+    let job = Job::new(1, prompt(1, 20), 4000);
+    let mut stream = job.start(&a).await;
+    eventually("as many tokens as may be", async || {
+        (a.metric("kvsp_instance_tokens_generated_total").await == 64).then_some(())
+    })
+    .await;
+    eventually("tries", async || {
+        (a.metric("kvsp_session_checkpoints_failed_total").await >= 3).then_some(())
+    })
+    .await;
+    assert_eq!(a.metric("kvsp_instance_tokens_generated_total").await, 64);
+    client().end_session(&a.base, job.id).await.unwrap();
+    let told = read_all(&mut stream, 0, 1, |_| {}).await;
+    assert!(told.tokens.is_empty() && told.done.is_none(), "{told:?}");
+    eventually("rest", async || {
+        let status = send(&a.base, "GET", "status", "").await.json();
+        (status["running"] == 0 && status["kv_utilization"] == 0.0).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

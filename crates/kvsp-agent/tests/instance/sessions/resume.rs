@@ -248,6 +248,7 @@ async fn sessions_known_by_their_keys_survive_the_loss_of_their_pages() {
         while let Some(told) = running.join_next().await {
             assert_eq!(told.unwrap().tokens, past.told.tokens);
         }
+        assert!(b.metric("kvsp_instance_preemptions_total").await > 0, "the pool was large enough for all");
     }
 }
 
