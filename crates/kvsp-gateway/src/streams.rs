@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use http::{HeaderMap, HeaderName};
@@ -24,12 +25,12 @@ static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// The handler.
 pub(crate) async fn follow(
     State(gateway): State<Arc<Gateway>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
     caller: Caller,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     // The parser takes braces and bare hex too; a session's name has one form.
-    let id = if id.len() == 36 { Uuid::try_parse(&id).ok() } else { None };
+    let id = id.ok().filter(|Path(id)| id.len() == 36).and_then(|Path(id)| Uuid::try_parse(&id).ok());
     let id = id.ok_or_else(|| ApiError::invalid("session", "a session's name is a UUID"))?;
     let place = match headers.get(&LAST_EVENT_ID) {
         None => None,

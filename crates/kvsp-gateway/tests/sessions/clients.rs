@@ -119,7 +119,7 @@ async fn what_is_unknown_or_malformed_is_refused() {
     let unknown = (404, json!("stream_not_found"));
     assert_eq!(gateway.not_followed("6f1d0a9e-2c55-4d7e-9a0e-5b7f2f9f6a11", None).await, unknown);
     let malformed = (400, json!("invalid_request_error"));
-    for bad in ["x", "6f1d0a9e2c554d7e9a0e5b7f2f9f6a11", "%00"] {
+    for bad in ["x", "6f1d0a9e2c554d7e9a0e5b7f2f9f6a11", "%00", "%ff"] {
         assert_eq!(gateway.not_followed(bad, None).await, malformed, "{bad}");
     }
     a.replies(Reply::Stream(rest_of(TEXT, 1, 0)));
