@@ -128,6 +128,7 @@ pub async fn serve<E: Engine>(
     for (peer, without) in [
         (&agent.config.index, "no index is configured: nothing can be prefetched"),
         (&agent.config.controller, "no controller is configured: no gateway finds this instance"),
+        (&agent.config.holder, "no holder is configured: the blocks of sessions end with this process"),
     ] {
         if peer.is_none() {
             tracing::warn!("{without}");

@@ -224,10 +224,13 @@ impl Driver {
         SessionCounters::count(&counters.checkpoints);
         if !self.is_recorded && !self.is_stored && !self.session.facts.prompt_blocks.is_empty() {
             SessionCounters::count(&counters.blocks_not_stored);
-            tracing::warn!(
-                session = %self.session.facts.id,
-                "a checkpoint names blocks that are stored in this process alone"
-            );
+            // Without a holder that was said once, at the start.
+            if self.agent.copies.is_some() {
+                tracing::warn!(
+                    session = %self.session.facts.id,
+                    "a checkpoint names blocks that are stored in this process alone"
+                );
+            }
         }
         let (client, controller) =
             (self.agent.client.with_timeout(CHECKPOINT_TIMEOUT), self.controller.clone());
