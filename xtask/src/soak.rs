@@ -16,8 +16,9 @@ const PROGRAM_SUITES: [&str; 3] = ["tests/crash/main.rs", "tests/faults/main.rs"
 /// How often the program is killed under load, and how many blocks a restart finds.
 const KILLS: &str = "200";
 const BLOCKS: &str = "10000";
-/// How many instances are killed at a checkpoint of a session, and as many between two.
-const SESSION_KILLS: &str = "60";
+/// How many instances are killed at a checkpoint of a session, enough for each of them at every moment, and as
+/// many between two.
+const SESSION_KILLS: &str = "250";
 /// Operations of one run against a model.
 const OPERATIONS: &str = "100000";
 /// Cases of one property.

@@ -199,6 +199,15 @@ async fn bench_measures_services_beside_limits_that_are_processes_of_their_own()
     assert_eq!(goals(3, "p99 of a lookup"), 3);
 }
 
+#[tokio::test]
+async fn bench_measures_what_sessions_cost() {
+    let benches = benched(&["checkpoints", "sessions"]).await;
+    let goals = |bench: usize| benches[bench].iter().filter(|row| row.get("goal").is_some()).count();
+    assert_eq!(goals(0), 1, "the share of the lower limit");
+    assert_eq!(goals(1), 2, "alone and four at once");
+    assert_eq!(asked(&["bench", "checkpoints", "--quick", "--state-dir", "/nowhere"]).await.0, 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_is_put_and_got_and_verified_against_its_record() {
     let (case, index, holder) = (Case::new(1), index().await, holder().await);

@@ -102,6 +102,11 @@ impl Process {
         self.child.id()
     }
 
+    /// Whether it has not ended.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
     /// SIGKILL.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();

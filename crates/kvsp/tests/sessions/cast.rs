@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::relay::{Plan, Relay};
-use crate::stream::{Event, Sampling, Stream};
+use crate::stream::{Event, Sampling, Stream, question};
 use crate::support::{Process, eventually, get};
 
 /// TTL of an instance's status in ms, long enough for a busy machine.
@@ -166,7 +166,11 @@ impl Cast {
     }
 
     pub(crate) async fn ask(&self, sampling: Sampling) -> Stream {
-        Stream::ask(&self.gateway.base(), sampling).await
+        self.ask_for(&question(sampling)).await
+    }
+
+    pub(crate) async fn ask_for(&self, question: &Value) -> Stream {
+        Stream::ask(&self.gateway.base(), question).await
     }
 
     /// The answer that nothing interrupts.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::cast::{Cast, count};
 use crate::relay::{Blow, MOMENTS};
-use crate::stream::{BOTH, Sampling, assert_equal};
+use crate::stream::{BOTH, assert_equal};
 
 fn kills() -> u64 {
     count("KVSP_SESSION_KILLS", 6)
@@ -38,7 +38,11 @@ async fn killed_at_a_checkpoint() {
         cast.plan.arm(None);
         cast.revive(before).await;
     }
-    println!("{done} of {kills} instances were killed at a checkpoint; nothing lost, repeated or altered");
+    let [sampled, greedy] = [0, 1].map(|n: usize| wholes[n].2);
+    println!(
+        "{done} of {kills} instances were killed at one of {sampled} checkpoints of a sampled answer or {greedy} of a \
+         greedy one; nothing lost, repeated or altered"
+    );
     assert!(done * 2 > kills, "{done} of {kills} answers were interrupted");
 }
 
@@ -109,15 +113,4 @@ async fn an_instance_that_restarts_within_its_ttl() {
         assert!(u128::from(LONG_TTL_MS) > 2 * took.as_millis(), "it waited for the TTL: {took:?}");
         cast.two_active().await;
     }
-}
-
-/// A stop string and the most tokens hold over the failover; the sampled answer is cut at the same place.
-#[tokio::test]
-async fn the_end_of_an_answer_is_the_same() {
-    let cast = Cast::start().await;
-    let whole = cast.whole(Sampling::Sampled).await;
-    let end = &whole[whole.len() - 3..];
-    // The finish, the usage and the end of the stream, each with its place.
-    assert!(end[0].id.ends_with(":end") && end[1].id.ends_with(":usage"), "{end:?}");
-    assert!(end[2].id.ends_with(":done") && end[2].data == "[DONE]", "{end:?}");
 }

@@ -5,7 +5,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test ends by a panic")]
 
+mod answers;
 mod cast;
+mod command;
 mod controller;
 mod gateway;
 mod instance;

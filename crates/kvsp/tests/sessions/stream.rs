@@ -22,6 +22,7 @@ pub(crate) const BOTH: [Sampling; 2] = [Sampling::Sampled, Sampling::Greedy];
 /// Output tokens of an answer, unless it ends before.
 pub(crate) const TOKENS: u64 = 160;
 
+/// A question, the same every time.
 pub(crate) fn question(sampling: Sampling) -> Value {
     let prompt = "A session outlives its instance, and a replica is a copy of a block. ".repeat(3);
     let temperature = if sampling == Sampling::Greedy { 0.0 } else { 0.8 };
@@ -29,6 +30,17 @@ pub(crate) fn question(sampling: Sampling) -> Value {
         "model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": temperature, "seed": 20_260,
         "stream": true, "stream_options": {"include_usage": true},
     })
+}
+
+/// A question with other members.
+pub(crate) fn changed(mut question: Value, changes: &Value) -> Value {
+    question.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    question
+}
+
+/// The text of an answer.
+pub(crate) fn text(heard: &[Event]) -> String {
+    heard.iter().map(|event| event.essence().1).filter(|text| text != "[DONE]").collect()
 }
 
 /// One event: its identifier and its payload.
@@ -52,7 +64,8 @@ impl Event {
         let value: Value = serde_json::from_str(&self.data).unwrap_or_else(|_| panic!("{self:?}"));
         assert!(value.get("error").is_none(), "{self:?}");
         let choice = &value["choices"][0];
-        let text = choice["text"].as_str().unwrap_or_default().to_owned();
+        let text = choice["text"].as_str().or(choice["delta"]["content"].as_str());
+        let text = text.unwrap_or_default().to_owned();
         let usage = &value["usage"];
         let end = json!([choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"]]);
         (self.id.clone(), text, end)
@@ -74,10 +87,10 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Asks.
-    pub(crate) async fn ask(gateway: &BaseUri, sampling: Sampling) -> Self {
-        let body = question(sampling).to_string();
-        let request = Request::post("/").header(JSON.0, JSON.1).body(Bytes::from(body)).unwrap();
-        Self::open(gateway, "v1/completions", request).await
+    pub(crate) async fn ask(gateway: &BaseUri, body: &Value) -> Self {
+        let path = if body.get("messages").is_some() { "v1/chat/completions" } else { "v1/completions" };
+        let request = Request::post("/").header(JSON.0, JSON.1).body(Bytes::from(body.to_string()));
+        Self::open(gateway, path, request.unwrap()).await
     }
 
     /// Goes on with a session after the last event that was heard.
