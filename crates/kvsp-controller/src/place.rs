@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvsp_core::instances::ActiveInstance;
 use kvsp_core::placement::{DirectiveIds, Prefix, Ranked, Request, directive, rank};
@@ -17,6 +18,9 @@ use crate::sessions::Unrecorded;
 /// Seconds after which a client that found no capacity may ask again: about an instance's start.
 const RETRY_AFTER_S: u64 = 1;
 
+/// How long the index may hold up a failover.
+const FAILOVER_PATIENCE: Duration = Duration::from_millis(200);
+
 /// Identifiers that are tried for a session before there is no room: each falls into another shard.
 const SESSION_TRIES: usize = 32;
 
@@ -27,8 +31,6 @@ struct Weighed {
 }
 
 impl ControllerService {
-    /// Places a request.
-    ///
     /// Places a request of the principal `owner`; where it asks for a session, that is on stable storage then.
     ///
     /// # Errors
@@ -38,7 +40,7 @@ impl ControllerService {
         mut request: PlacementRequest,
         owner: &str,
     ) -> Result<PlacementAnswer, Problem> {
-        let weighed = self.weigh(&request).await?;
+        let weighed = self.weigh(&request, Duration::MAX).await?;
         let Some(best) = weighed.ranked.first() else { return Err(self.no_capacity()) };
         let request_ref = request.request_ref.take().unwrap_or_else(|| self.random.uuid().to_string());
         let directive = self.directive(&request, &request_ref, best, weighed.prefix.as_ref());
@@ -71,9 +73,10 @@ impl ControllerService {
         })
     }
 
-    /// The instance that a session is best continued at; `None` where there is none.
+    /// The instance that a session is best continued at; `None` where there is none. A user waits: an index that does
+    /// not answer is not waited for.
     pub(crate) async fn choose_one(self: &Arc<Self>, request: &PlacementRequest) -> Option<Choice> {
-        let weighed = self.weigh(request).await.ok()?;
+        let weighed = self.weigh(request, FAILOVER_PATIENCE).await.ok()?;
         self.chosen(weighed.ranked.first()?.instance())
     }
 
@@ -117,13 +120,21 @@ impl ControllerService {
         self.record(new.session, |sessions, now| sessions.create(new.clone(), now)).await
     }
 
-    /// Asks for what is known of the prompt, and weighs the instances by it.
-    async fn weigh(self: &Arc<Self>, request: &PlacementRequest) -> Result<Weighed, Problem> {
+    /// Asks for what is known of the prompt, for as long as `patience` lasts, and weighs the instances by it.
+    async fn weigh(
+        self: &Arc<Self>,
+        request: &PlacementRequest,
+        patience: Duration,
+    ) -> Result<Weighed, Problem> {
         if self.eligible(request).is_empty() {
             return Ok(Weighed { ranked: Vec::new(), prefix: None });
         }
-        let descriptor = self.descriptor(request.compat_id).await;
-        let prefix = self.prefix(request, descriptor.as_ref().map(|d| d.layers)).await;
+        let ask = async {
+            let descriptor = self.descriptor(request.compat_id).await;
+            let prefix = self.prefix(request, descriptor.as_ref().map(|d| d.layers)).await;
+            (descriptor, prefix)
+        };
+        let (descriptor, prefix) = tokio::time::timeout(patience, ask).await.unwrap_or_default();
         let block_tokens = descriptor.map(|d| d.block_tokens).or_else(|| largest_block(request));
         Arc::clone(self).choose(request, prefix, block_tokens).await
     }

@@ -1,6 +1,8 @@
 //! The folder of the sessions: opened, read, and left.
 
+use std::fs::Permissions;
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -107,6 +109,7 @@ mod tests {
         let State { commits, keeper, .. } = State::open(&ControllerConfig::default()).unwrap();
         let folder = keeper.temporary.as_ref().unwrap().path().to_path_buf();
         assert!(folder.join("key").exists());
+        assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700);
         drop(commits);
         keeper.close();
         assert!(!folder.exists());
