@@ -28,8 +28,8 @@ pub struct Request {
     /// The original request is to be sent, not a `tokens`.
     start: bool,
     complete: bool,
-    /// The epoch whose instance waits for the prompt.
-    asked: Option<u64>,
+    /// The instance waits for the prompt.
+    asked: bool,
     pub ended: bool,
 }
 
@@ -99,8 +99,8 @@ impl Front {
             return;
         }
         let Some(delivery) = &request.delivery else { return };
-        if let Some(epoch) = request.asked.filter(|_| request.next_poll == now + POLL_MS) {
-            let to = Node::Instance(instance_number(delivery.instance()));
+        if request.asked && request.next_poll == now + POLL_MS {
+            let (to, epoch) = (Node::Instance(instance_number(delivery.instance())), delivery.epoch());
             shared.send(Node::Front, to, Msg::Prompt { session, epoch });
         }
         if let Some(conn) = &request.conn {
@@ -174,13 +174,11 @@ impl Front {
             }
             Msg::Accepted { session, conn, needs } => {
                 let Some(request) = self.open(session, conn, now) else { return };
-                if needs == Some(Needs::Prompt) {
-                    request.asked = request.delivery.as_ref().map(Delivery::epoch);
-                }
+                request.asked |= needs == Some(Needs::Prompt);
             }
             Msg::Prompted { session, epoch } => {
                 let Some((_, request)) = self.of(session) else { return };
-                request.asked = request.asked.filter(|asked| *asked != epoch);
+                request.asked &= request.delivery.as_ref().is_none_or(|delivery| delivery.epoch() != epoch);
             }
             Msg::KeepAlive { session, conn, sent } => self.told(session, conn, sent, now),
             Msg::Rejected { session, conn, unknown } => self.rejected(session, conn, unknown, shared),
@@ -192,6 +190,10 @@ impl Front {
                 self.told(session, conn, count, now);
                 let Some((_, request)) = self.of(session) else { return };
                 let Some(delivery) = &request.delivery else { return };
+                if epoch < delivery.epoch() {
+                    self.stale(session, conn, shared);
+                    return;
+                }
                 request.complete |= delivery.epoch() == epoch && delivery.next() == count;
             }
             other => unreachable!("{other:?} is not for a front end"),
@@ -212,9 +214,7 @@ impl Front {
                 }
             }
         }
-        if view.needs == Some(Needs::Prompt) {
-            request.asked = Some(view.epoch);
-        }
+        request.asked |= view.needs == Some(Needs::Prompt);
         // It ended before a front end crashed that had all of it.
         request.ended |= view.state == SessionState::Done;
         request.view = Some(view);
@@ -238,6 +238,21 @@ impl Front {
             // The resume has not arrived there yet.
             Some((SessionState::Resuming, _)) => {}
             _ => shared.send(Node::Front, Node::Controller, Msg::Broken { session, epoch }),
+        }
+    }
+
+    /// The instance streams a former epoch: it was given the session before, and has not heard that it has it
+    /// again.
+    fn stale(&mut self, session: Uuid, conn: u64, shared: &mut Shared) {
+        let now = shared.now;
+        let Some(request) = self.open(session, conn, now) else { return };
+        request.conn = None;
+        request.next_try = now + RETRY_MS;
+        let epoch = request.delivery.as_ref().map(Delivery::epoch);
+        let view = request.view.as_ref().filter(|view| Some(view.epoch) == epoch);
+        if view.is_some_and(|view| view.state == SessionState::Running && view.output_offset == 0) {
+            request.start = true;
+            shared.count("request sent anew");
         }
     }
 
@@ -269,9 +284,7 @@ impl Front {
             }
             Ok(Taken::Stale) => {
                 shared.count("token of an old epoch");
-                if open.is_some() {
-                    request.conn = None;
-                }
+                self.stale(session, conn, shared);
             }
             Ok(Taken::Ahead) => {
                 shared.count("token after a gap");

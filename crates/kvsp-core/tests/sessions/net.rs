@@ -163,6 +163,16 @@ pub struct Packet {
     ready_ms: u64,
 }
 
+impl Packet {
+    /// The connection and the index of a token in a stream.
+    fn place(&self) -> Option<(u64, u64)> {
+        match self.msg {
+            Msg::Token { conn, index, .. } => Some((conn, index)),
+            _ => None,
+        }
+    }
+}
+
 /// Packets under way, and the ways that are cut.
 #[derive(Debug, Default)]
 pub struct Net {
@@ -190,10 +200,18 @@ impl Net {
         let begin = rng.below(self.packets.len());
         let (late, early) = self.packets.split_at(begin);
         let ready = |packet: &Packet| packet.ready_ms <= now && listens(packet.to);
-        let at = match early.iter().position(ready) {
+        let mut at = match early.iter().position(ready) {
             Some(at) => begin + at,
             None => late.iter().position(ready)?,
         };
+        // Streams are mostly in order: else nothing would be seen but gaps.
+        if let Some(place) = self.packets[at].place()
+            && !rng.one_in(12)
+        {
+            let before = |packet: &Packet| ready(packet) && packet.place().is_some_and(|p| p.0 == place.0);
+            let earlier = self.packets.iter().enumerate().filter(|(_, packet)| before(packet));
+            at = earlier.min_by_key(|(_, packet)| packet.place()).map_or(at, |(at, _)| at);
+        }
         if self.faulty && rng.one_in(30) {
             return Some(self.packets[at].clone());
         }

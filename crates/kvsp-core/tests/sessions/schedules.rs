@@ -277,6 +277,24 @@ fn a_write_that_failed_does_not_come_back_under_another_epoch() {
     assert_eq!(desk.disk.recorded(SESSION).unwrap(), (2, vec![100]));
 }
 
+/// Found by the random schedules: an end that was reported failed had erased the tokens, the session went on,
+/// and a crash later they were missing.
+#[test]
+fn an_end_that_failed_does_not_take_the_tokens_of_a_session_that_goes_on() {
+    let mut desk = Desk::new(1);
+    let tokens: Vec<u32> = (0..70).collect();
+    desk.checkpoint(1, &tokens);
+    let outcome = desk.sessions.end(SESSION, desk.time()).unwrap();
+    let Outcome::Persist { ticket, changes, .. } = outcome else { panic!("a write") };
+    desk.disk.apply(&changes);
+    desk.sessions.persist_failed(ticket, desk.time());
+    let longer: Vec<u32> = (0..71).collect();
+    desk.checkpoint(1, &longer);
+    desk.crash();
+    assert_eq!(desk.sessions.read_checkpoint(SESSION, desk.time()).unwrap().generated, longer);
+    assert_eq!(desk.disk.recorded(SESSION).unwrap(), (1, longer));
+}
+
 #[test]
 fn a_controller_that_was_stopped_fails_nobody_over() {
     let mut desk = Desk::new(5);

@@ -20,6 +20,8 @@ pub(super) struct Entry {
     pub(super) created: bool,
     /// How many segments there can be on stable storage, those of failed writes among them.
     pub(super) segments: u32,
+    /// A write that erases it was reported failed, and may have been durable all the same.
+    pub(super) torn: bool,
     /// Octets charged, without what the write under way reserved.
     pub(super) octets: u64,
     pub(super) pending: Option<Pending>,
@@ -132,6 +134,7 @@ impl Entry {
             tokens: Vec::new(),
             created,
             segments: 0,
+            torn: false,
             octets: 0,
             pending: None,
             failover: None,

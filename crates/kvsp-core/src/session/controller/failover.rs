@@ -7,6 +7,7 @@ use super::Sessions;
 use super::api::{Choice, Effect, Place, ResumeOutcome};
 use super::change::{Change, Head};
 use super::entry::{Entry, Failover, Next, Phase, Reason};
+use super::write::head_rows;
 use crate::time::Time;
 
 impl Sessions {
@@ -222,12 +223,4 @@ impl Sessions {
         self.failing.remove(&session);
         self.queue.remove(&(failover.since, session));
     }
-}
-
-/// The rows of a head that changes, with the progress that is true with it: a progress row of a write that was
-/// reported failed may be on stable storage, and must not count in a later epoch.
-fn head_rows(entry: &Entry, head: &Head) -> Vec<Change> {
-    let session = head.session;
-    let progress = entry.progress.clone().map(|progress| Change::Progress { session, progress });
-    std::iter::once(Change::Head(Box::new(head.clone()))).chain(progress).collect()
 }

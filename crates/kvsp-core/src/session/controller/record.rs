@@ -7,9 +7,10 @@ use uuid::Uuid;
 
 use super::Sessions;
 use super::api::Outcome;
-use super::change::{Change, CheckpointHead, Head, Progress, SEGMENT_TOKENS};
+use super::change::{Change, CheckpointHead, Head, Progress};
 use super::entry::{Entry, Next, Phase, segments, weigh_head};
 use super::error::{Conflict, Invalid, SessionError};
+use super::write::token_rows;
 use crate::time::Time;
 
 impl Sessions {
@@ -138,7 +139,8 @@ impl Sessions {
         let progress = Progress { epoch, output_offset, sampler };
         let mut changes: Vec<Change> = head.clone().map(Change::Head).into_iter().collect();
         changes.push(Change::Progress { session, progress: progress.clone() });
-        changes.extend(rows(session, &entry.tokens, &fresh));
+        changes.extend(token_rows(session, &entry.tokens, &fresh));
+        let changes = self.mended(session, changes);
         let heavier = head.as_ref().map_or(0, |h| weigh_head(h).saturating_sub(weigh_head(&entry.head)));
         let reserved = heavier + 4 * fresh.len() as u64;
         let next = Next::Record { head, progress, tokens: fresh };
@@ -192,13 +194,4 @@ fn agree(recorded: &[u32], sent: &[u32], from: usize) -> Result<(), Conflict> {
         Some(at) => Err(Conflict::Tokens { index: (from + at) as u64 }),
         None => Ok(()),
     }
-}
-
-/// The segments that `fresh` tokens behind `recorded` ones touch, as they then are.
-fn rows(session: Uuid, recorded: &[u32], fresh: &[u32]) -> Vec<Change> {
-    let whole = recorded.len() / SEGMENT_TOKENS;
-    let open = recorded.get(whole * SEGMENT_TOKENS..).unwrap_or_default();
-    let tokens: Vec<u32> = open.iter().chain(fresh).copied().collect();
-    let numbered = (segments(whole * SEGMENT_TOKENS)..).zip(tokens.chunks(SEGMENT_TOKENS));
-    numbered.map(|(segment, tokens)| Change::Tokens { session, segment, tokens: tokens.to_vec() }).collect()
 }

@@ -5,8 +5,8 @@ use uuid::Uuid;
 
 use super::Sessions;
 use super::api::Effect;
-use super::change::{Change, Head, Ticket};
-use super::entry::{Entry, Next, Pending, Phase};
+use super::change::{Change, Head, SEGMENT_TOKENS, Ticket};
+use super::entry::{Entry, Next, Pending, Phase, segments};
 use super::error::SessionError;
 use crate::time::Time;
 
@@ -27,15 +27,29 @@ impl Sessions {
 
     /// Begins a write of our own accord. The room is there: it makes nothing heavier.
     pub(super) fn begin_own(&mut self, session: Uuid, next: Next, changes: Vec<Change>) {
+        let changes = self.mended(session, changes);
         if let Ok(ticket) = self.begin(session, next, 0) {
             self.effects.push_back(Effect::Persist { ticket, changes });
         }
+    }
+
+    /// Changes of a session that goes on: where its rows may have been erased, all of them are written again.
+    pub(super) fn mended(&self, session: Uuid, changes: Vec<Change>) -> Vec<Change> {
+        let Some(entry) = self.sessions.get(&session).filter(|entry| entry.torn) else { return changes };
+        let mut whole = head_rows(entry, &entry.head);
+        whole.extend(token_rows(session, &[], &entry.tokens));
+        whole.retain(|row| !changes.iter().any(|change| is_same_row(row, change)));
+        whole.extend(changes);
+        whole
     }
 
     /// The write is durable.
     pub fn persisted(&mut self, ticket: Ticket, now: Time) {
         let now = self.look(now);
         let Some((session, next)) = self.take(ticket) else { return };
+        if let Some(entry) = self.sessions.get_mut(&session) {
+            entry.torn = false;
+        }
         self.apply(session, next, now);
         self.changed.insert(session);
         self.lose_if_gone(session, now);
@@ -55,10 +69,14 @@ impl Sessions {
                 self.retry_later(session, now);
             }
             Next::Settle(_) | Next::Fail(_) | Next::Forget => self.retry_later(session, now),
-            Next::End(_) if self.sessions.get(&session).is_some_and(|entry| entry.expired) => {
-                self.retry_later(session, now);
+            Next::End(_) => {
+                if let Some(entry) = self.sessions.get_mut(&session) {
+                    entry.torn = true;
+                    // Who asked for the end asks again; nobody does where its time was over.
+                    entry.retry_at = entry.expired.then(|| now + self.config.backoff);
+                }
             }
-            Next::End(_) | Next::Record { .. } => {}
+            Next::Record { .. } => {}
         }
         self.changed.insert(session);
         self.catch_up(session, now);
@@ -160,5 +178,30 @@ impl Sessions {
             self.octets = self.octets.saturating_sub(entry.octets) + octets;
             entry.octets = octets;
         }
+    }
+}
+
+/// The rows of a head that changes, with the progress that is true with it: a progress row of a write that was
+/// reported failed may be on stable storage, and must not count in a later epoch.
+pub(super) fn head_rows(entry: &Entry, head: &Head) -> Vec<Change> {
+    let session = head.session;
+    let progress = entry.progress.clone().map(|progress| Change::Progress { session, progress });
+    std::iter::once(Change::Head(Box::new(head.clone()))).chain(progress).collect()
+}
+
+/// The segments that `fresh` tokens behind `recorded` ones touch, as they then are.
+pub(super) fn token_rows(session: Uuid, recorded: &[u32], fresh: &[u32]) -> Vec<Change> {
+    let whole = recorded.len() / SEGMENT_TOKENS;
+    let open = recorded.get(whole * SEGMENT_TOKENS..).unwrap_or_default();
+    let tokens: Vec<u32> = open.iter().chain(fresh).copied().collect();
+    let numbered = (segments(whole * SEGMENT_TOKENS)..).zip(tokens.chunks(SEGMENT_TOKENS));
+    numbered.map(|(segment, tokens)| Change::Tokens { session, segment, tokens: tokens.to_vec() }).collect()
+}
+
+/// Whether two changes of one session write the same row.
+fn is_same_row(a: &Change, b: &Change) -> bool {
+    match (a, b) {
+        (Change::Tokens { segment: a, .. }, Change::Tokens { segment: b, .. }) => a == b,
+        (a, b) => std::mem::discriminant(a) == std::mem::discriminant(b),
     }
 }
