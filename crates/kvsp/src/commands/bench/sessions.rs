@@ -81,7 +81,8 @@ impl Hall {
         let to_controller = ["--controller", controller.base().as_str()];
         let model_args = ["--model", model.path(), "--name", model.name(), "--scope-key", &key];
         let to_holder = ["--holder", holder.base().as_str()];
-        let args = [&["instance"], &to_index[..], &to_controller, &to_holder, &model_args].concat();
+        let instance = ["instance", "--equal-hardware"];
+        let args = [&instance[..], &to_index, &to_controller, &to_holder, &model_args].concat();
         let instance = Service::start("the instance", &args)?;
         let gateway = [&["gateway"], &to_controller[..], &model_args].concat();
         let with = Service::start("the gateway", &gateway)?;

@@ -56,7 +56,9 @@ impl Cast {
         let controller: Member = fleet.start("controller", &args).await?.into();
         let to_controller = ["--controller", controller.base.as_str()];
         let to_holder = ["--holder", holder.base.as_str()];
-        let args = [&["instance"], &to_index[..], &to_controller, &to_holder, &common].concat();
+        // All of them run on this machine.
+        let instance = ["instance", "--equal-hardware"];
+        let args = [&instance[..], &to_index, &to_controller, &to_holder, &common].concat();
         let a = fleet.start("instance-a", &args).await?.into();
         let b = fleet.start("instance-b", &args).await?.into();
         let instance = args.iter().map(|arg| (*arg).to_owned()).collect();
