@@ -1,5 +1,6 @@
 //! Another instance goes on, to the bit.
 
+use kvsp_net::random::{Random as _, SeededRandom};
 use kvsp_proto::message::{Needs, PromptRequest};
 use kvsp_proto::record::SessionCheckpoint;
 use kvsp_testkit::{Behaviour, Hostile};
@@ -335,4 +336,64 @@ async fn an_instance_that_stops_finishes_its_sessions() {
         (recorded.output_offset == 1 + told.tokens.len() as u64).then_some(())
     })
     .await;
+}
+
+/// Sessions of any length and sampler, cut anywhere, at once and while the blocks are still on their way to the
+/// holder: whatever is found, is half there or is missing, the text is the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_session_goes_on_exactly_whatever_is_there_of_it() {
+    // A session is some hundred operations.
+    let operations = std::env::var("KVSP_SOAK_OPS").ok().and_then(|n| n.parse().ok()).unwrap_or(1200_u64);
+    let cases = operations / 100;
+    let (controller, index) = (Controller::start().await, Index::start().await);
+    let holder = Holder::start(&index, 64 << 20, async |_| None).await;
+    let mut setup = setup(&controller, Some(&index));
+    setup.agent.holder = Some(holder.base.clone());
+    // One session in two goes without its blocks at the holder.
+    setup.agent.max_store_wait_ms = 0;
+    setup.block_tokens = 5;
+    let (a, b) = (Instance::start(setup.clone()).await, Instance::start(setup).await);
+    let random = SeededRandom::new(cases);
+    for case in 0..cases {
+        let below = |n: u64| random.u64() % n;
+        let length = usize::try_from(1 + below(60)).unwrap();
+        let temperature = below(3) as f64 * 0.6;
+        let sampling = match below(3) {
+            0 => json!({"temperature": temperature, "seed": case}),
+            1 => json!({"temperature": temperature, "seed": case, "top_k": 1 + below(50)}),
+            _ => json!({"temperature": temperature, "seed": case, "top_p": 0.7}),
+        };
+        let max_tokens = 1 + u32::try_from(below(60)).unwrap();
+        let job = Job::new(u128::from(case) + 1, prompt(case, length), max_tokens).sampling(sampling);
+        let told = read_all(&mut job.start(&a).await, 0, 1, |_| {}).await;
+        let count = told.tokens.len();
+        if count == 0 {
+            continue;
+        }
+        let offset = usize::try_from(below(count as u64 + 1)).unwrap();
+        let checkpoint =
+            cut(&controller.recorded_to(job.id, count as u64).await, 1000 + u128::from(case), offset);
+        resume(&b, 2, &checkpoint, max_tokens).await;
+        let from = below(offset as u64 + 1);
+        let mut got = Vec::new();
+        let done = loop {
+            let at = from + got.len() as u64;
+            let mut stream = tokens(&b, checkpoint.session, at).await;
+            if stream.needs.is_some() {
+                let prompt = PromptRequest { epoch: 2, tokens: job.prompt.clone() };
+                client().give_prompt(&b.base, checkpoint.session, &prompt).await.unwrap();
+            }
+            let more = read_all(&mut stream, at, 2, |_| {}).await;
+            got.extend(more.tokens);
+            if more.done.is_some() {
+                break more.done;
+            }
+        };
+        assert_eq!(
+            got,
+            told.tokens[usize::try_from(from).unwrap()..],
+            "case {case} of {cases}: {job:?} at {offset}"
+        );
+        assert_eq!(done, told.done, "case {case} of {cases}: {job:?} at {offset}");
+    }
 }
