@@ -67,10 +67,12 @@ impl State {
         let (folder, temporary) = match &config.state {
             Some(folder) => (folder.clone(), None),
             None => {
-                let made =
-                    tempfile::Builder::new().prefix("kvsp-controller-").tempdir().map_err(|error| {
-                        StateOpenError { folder: std::env::temp_dir(), source: Why::Temporary(error) }
-                    })?;
+                let private = Permissions::from_mode(0o700);
+                let made = tempfile::Builder::new().prefix("kvsp-controller-").permissions(private).tempdir();
+                let made = made.map_err(|error| StateOpenError {
+                    folder: std::env::temp_dir(),
+                    source: Why::Temporary(error),
+                })?;
                 tracing::warn!("sessions are kept in a temporary folder and end with this process");
                 (made.path().to_path_buf(), Some(made))
             }
