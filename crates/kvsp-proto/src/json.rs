@@ -45,7 +45,7 @@ pub enum JsonError {
 pub fn parse(text: &[u8]) -> Result<Value, JsonError> {
     let scanned = scan::scan(text)?;
     let mut value: Value = serde_json::from_slice(text).map_err(|e| from_serde(&e))?;
-    if scanned.fractions {
+    if scanned.integral_fractions {
         normalise(&mut value);
     }
     Ok(value)
@@ -58,7 +58,7 @@ pub fn parse(text: &[u8]) -> Result<Value, JsonError> {
 /// Every [`JsonError`].
 pub fn from_slice<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonError> {
     let scanned = scan::scan(text)?;
-    if scanned.fractions {
+    if scanned.integral_fractions {
         // An integer member may have been written `32.0`, which serde does not take for an integer.
         let mut value: Value = serde_json::from_slice(text).map_err(|e| from_serde(&e))?;
         normalise(&mut value);

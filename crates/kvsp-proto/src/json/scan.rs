@@ -8,8 +8,8 @@ use super::{JsonError, MAX_DEPTH, MAX_INTEGER};
 /// What a scan found out about a valid text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Scanned {
-    /// Some number was written with a fraction, an exponent or as `-0`.
-    pub(super) fractions: bool,
+    /// Some integer was written with a fraction, an exponent or as `-0`.
+    pub(super) integral_fractions: bool,
 }
 
 /// Scans one text. A lone surrogate is reported only where nothing else is wrong.
@@ -25,12 +25,12 @@ pub(super) fn scan(text: &[u8]) -> Result<Scanned, JsonError> {
         at: 0,
         open: Vec::with_capacity(MAX_DEPTH),
         names: Vec::new(),
-        fractions: false,
+        integral_fractions: false,
         lone_surrogate: false,
     };
     match scanner.document() {
         Ok(()) if scanner.lone_surrogate => Err(JsonError::LoneSurrogate),
-        Ok(()) => Ok(Scanned { fractions: scanner.fractions }),
+        Ok(()) => Ok(Scanned { integral_fractions: scanner.integral_fractions }),
         Err(what) => Err(JsonError::Malformed(format!("{what} at octet {}", scanner.at))),
     }
 }
@@ -65,7 +65,7 @@ struct Scanner<'a> {
     at: usize,
     open: Vec<Open<'a>>,
     names: Vec<Cow<'a, [u8]>>,
-    fractions: bool,
+    integral_fractions: bool,
     lone_surrogate: bool,
 }
 
@@ -170,13 +170,12 @@ impl<'a> Scanner<'a> {
             fraction = true;
         }
         if fraction {
-            self.fractions = true;
             let literal = std::str::from_utf8(&self.text[start..self.at]).map_err(|_| "no number")?;
-            if !literal.parse::<f64>().is_ok_and(f64::is_finite) {
-                return Err("a number beyond the range of a double");
-            }
+            let value = literal.parse::<f64>().ok().filter(|value| value.is_finite());
+            let value = value.ok_or("a number beyond the range of a double")?;
+            self.integral_fractions |= value.fract() == 0.0;
         } else {
-            self.fractions |= negative && digits == b"0";
+            self.integral_fractions |= negative && digits == b"0";
             if !is_exact(digits) {
                 return Err("an integer beyond 2^53-1");
             }
