@@ -104,7 +104,7 @@ impl Controller {
         let Some(running) = self.running.take() else { return };
         for commit in running.commits {
             shared.count("crash in a write");
-            if shared.rng.one_in(2) {
+            if shared.mutant != Some(Mutant::EpochNotDurable) && shared.rng.one_in(2) {
                 self.disk.apply(&commit.changes);
             }
         }
@@ -196,8 +196,10 @@ impl Controller {
         if running.commits.is_empty() {
             return;
         }
-        let at = shared.rng.below(running.commits.len());
-        let commit = running.commits.swap_remove(at);
+        // A session has one write under way, so their order does not matter; but to a mutant it would.
+        let in_order = shared.mutant == Some(Mutant::EpochNotDurable);
+        let at = if in_order { 0 } else { shared.rng.below(running.commits.len()) };
+        let commit = running.commits.remove(at);
         let fails = shared.faulty && shared.rng.one_in(12);
         if !fails || shared.rng.one_in(2) {
             self.disk.apply(&commit.changes);

@@ -35,6 +35,8 @@ pub struct Request {
 
 struct Conn {
     id: u64,
+    /// Its answer has come: what a header says is known.
+    accepted: bool,
     heard: u64,
     progress: u64,
     gap: bool,
@@ -116,7 +118,7 @@ impl Front {
         if request.conn.is_none() && now >= request.next_try {
             let (epoch, from) = (delivery.epoch(), delivery.next());
             let to = Node::Instance(instance_number(delivery.instance()));
-            request.conn = Some(Conn { id, heard: now, progress: now, gap: false });
+            request.conn = Some(Conn { id, accepted: false, heard: now, progress: now, gap: false });
             let start = std::mem::take(&mut request.start);
             let msg = match start {
                 true => Msg::Start { session, epoch, conn: id },
@@ -135,7 +137,9 @@ impl Front {
     fn open(&mut self, session: Uuid, conn: u64, now: u64) -> Option<&mut Request> {
         let (_, request) = self.of(session)?;
         let open = request.conn.as_mut().filter(|open| open.id == conn)?;
-        open.heard = now;
+        if open.accepted {
+            open.heard = now;
+        }
         Some(request)
     }
 
@@ -175,6 +179,9 @@ impl Front {
             Msg::Accepted { session, conn, needs } => {
                 let Some(request) = self.open(session, conn, now) else { return };
                 request.asked |= needs == Some(Needs::Prompt);
+                if let Some(open) = &mut request.conn {
+                    (open.accepted, open.heard) = (true, now);
+                }
             }
             Msg::Prompted { session, epoch } => {
                 let Some((_, request)) = self.of(session) else { return };
@@ -264,7 +271,10 @@ impl Front {
         let Some(delivery) = &mut request.delivery else { return };
         let epoch = if no_epochs { delivery.epoch() } else { sent_epoch };
         let known = delivery.epoch();
-        let open = request.conn.as_mut().filter(|open| open.id == conn);
+        let mut open = request.conn.as_mut().filter(|open| open.id == conn);
+        if let Some(open) = open.as_deref_mut().filter(|open| open.accepted) {
+            open.heard = now;
+        }
         match delivery.token(epoch, index, token) {
             Ok(Taken::New) => {
                 let client = &mut shared.jobs[job].client;
@@ -273,15 +283,10 @@ impl Front {
                     client.push(token);
                 }
                 if let Some(open) = open {
-                    (open.heard, open.progress, open.gap) = (now, now, false);
+                    (open.progress, open.gap) = (now, false);
                 }
             }
-            Ok(Taken::Duplicate) => {
-                shared.count("token again");
-                if let Some(open) = open {
-                    open.heard = now;
-                }
-            }
+            Ok(Taken::Duplicate) => shared.count("token again"),
             Ok(Taken::Stale) => {
                 shared.count("token of an old epoch");
                 self.stale(session, conn, shared);
@@ -289,7 +294,6 @@ impl Front {
             Ok(Taken::Ahead) => {
                 shared.count("token after a gap");
                 if let Some(open) = open {
-                    open.heard = now;
                     open.gap = true;
                 }
             }
