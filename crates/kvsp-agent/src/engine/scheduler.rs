@@ -182,7 +182,9 @@ impl<E: Engine> Scheduler<E> {
         };
         !self.exports.is_empty()
             || self.running.iter().any(moves)
-            || (!self.waiting.is_empty() && self.has_place() && self.pages.available() > 0)
+            || (!self.waiting.is_empty()
+                && self.has_place()
+                && (self.pages.available() > 0 || (0..self.running.len()).any(|i| self.gives_way(i))))
     }
 
     fn handle(&mut self, command: Command) {
@@ -251,8 +253,9 @@ impl<E: Engine> Scheduler<E> {
         let mut batch: Vec<usize> = (0..self.running.len())
             .filter(|&i| self.running[i].is_decoding(&self.pages, layers) && self.running[i].may_go_on())
             .collect();
-        batch.retain(|&index| self.cover(index, 1));
-        // Making room for one sequence may have cost another its pages.
+        // Making room for one sequence may have cost another its pages: one that comes later in the batch gets
+        // no new ones then, because they would stand where its first blocks belong.
+        batch.retain(|&index| self.running[index].is_decoding(&self.pages, layers) && self.cover(index, 1));
         batch.retain(|&index| {
             self.running[index].is_decoding(&self.pages, layers) && self.is_covered(index, 1)
         });
@@ -396,10 +399,15 @@ impl<E: Engine> Scheduler<E> {
             // What is kept for a request to come gives way to one that is here.
             return self.unpin_one();
         };
-        Gauges::count(&self.gauges.preemptions, 1);
-        let pages = self.running[victim].take_pages();
-        self.pages.release_all(&pages);
+        self.preempt(victim);
         true
+    }
+
+    /// Take a sequence's pages away; it is computed again later, to the same result.
+    fn preempt(&mut self, index: usize) {
+        Gauges::count(&self.gauges.preemptions, 1);
+        let pages = self.running[index].take_pages();
+        self.pages.release_all(&pages);
     }
 
     /// Tokens of a sequence were computed: name complete blocks, sample where logits came.

@@ -1,12 +1,13 @@
 //! Getting a session into the engine: loading what its former instance left behind, or waiting for the prompt.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kvsp_core::prefetch::Directive;
 use kvsp_proto::block_key::BlockKeyChain;
-use kvsp_proto::id::BlockKey;
+use kvsp_proto::id::{BlockKey, ScopeId};
 use kvsp_proto::message::{Detail, DirectiveBlock, LayerOrder, LookupRequest, PrefetchDirective};
 use kvsp_proto::uri::BaseUri;
 use tokio::sync::mpsc;
@@ -127,31 +128,43 @@ async fn bring(agent: &Arc<Agent>, session: &Session, keys: &[BlockKey]) -> usiz
     if reach == 0 {
         return 0;
     }
-    // Only the clock of this process is asked, so a permit cannot be waited for in vain: every load ends.
+    let held = keys.iter().zip(&here).filter(|(_, here)| **here).map(|(key, _)| *key).collect();
+    let blocks = keys[..reach]
+        .iter()
+        .zip(sources)
+        .map(|(&block_key, sources)| DirectiveBlock { block_key, sources })
+        .collect();
+    // A task of its own: a session that is cancelled meanwhile must not leave pages behind that wait for ever.
+    let begun = agent.tasks.spawn(begin_load(agent.clone(), pin_name(session), scope, blocks, held));
+    if begun.await.unwrap_or(false) { reach } else { 0 }
+}
+
+/// Begin to load blocks, as a directive of the instance's own. False where the engine has stopped.
+async fn begin_load(
+    agent: Arc<Agent>,
+    request_ref: String,
+    scope: ScopeId,
+    blocks: Vec<DirectiveBlock>,
+    held: BTreeSet<BlockKey>,
+) -> bool {
+    // Every load ends, so that a permit is not waited for in vain.
     let permit = agent.sessions.loads.clone().acquire_owned().await;
     let now = agent.clock.now();
     let deadline_ms = agent.config.max_load_ms;
     let lease_ms = deadline_ms.min(agent.config.limits.max_lease_ttl_ms).max(1);
-    let pin =
-        Pin { request_ref: pin_name(session), until: now.after_millis(deadline_ms.saturating_add(lease_ms)) };
-    let blocks = keys[..reach].to_vec();
-    let Ok(expected) = agent.engine.expect(scope, blocks.clone(), Some(pin)).await else { return 0 };
+    let pin = Pin { request_ref, until: now.after_millis(deadline_ms.saturating_add(lease_ms)) };
+    let keys = blocks.iter().map(|block| block.block_key).collect();
+    let Ok(expected) = agent.engine.expect(scope, keys, Some(pin)).await else { return false };
     let body = PrefetchDirective {
         directive: agent.random.uuid(),
         request_ref: None,
         scope_id: scope,
         compat_id: agent.descriptor.compat_id(),
-        blocks: blocks
-            .into_iter()
-            .zip(sources)
-            .map(|(block_key, sources)| DirectiveBlock { block_key, sources })
-            .collect(),
+        blocks,
         layer_order: LayerOrder::Ascending,
         deadline_ms,
         lease_ms,
     };
-    let held: std::collections::BTreeSet<BlockKey> =
-        keys.iter().zip(&here).filter(|(_, here)| **here).map(|(key, _)| *key).collect();
     let directive = Directive::new(body, |key| held.contains(key), now);
     let load = Arc::new(Load::new(agent.clone(), directive, &expected));
     let loading = agent.tasks.spawn(async move {
@@ -162,7 +175,7 @@ async fn bring(agent: &Arc<Agent>, session: &Session, keys: &[BlockKey]) -> usiz
     if expected.contains(&Expectation::NoRoom) {
         drop(loading.await);
     }
-    reach
+    true
 }
 
 /// Where each block can be had, in the order of preference; a place that is this instance itself is none.

@@ -59,7 +59,9 @@ impl<E: Engine> Scheduler<E> {
 
     pub(super) fn admit(&mut self) {
         while self.has_place() && !self.waiting.is_empty() {
-            // Pages kept for requests to come do not keep those out that are here.
+            // Those that are held do not keep others out.
+            while self.pages.available() == 0 && self.held_give_way() {}
+            // Nor do pages that are kept for requests to come, where nobody runs.
             if self.pages.available() == 0 && !(self.running.is_empty() && self.unpin_one()) {
                 break;
             }
@@ -77,6 +79,20 @@ impl<E: Engine> Scheduler<E> {
         }
     }
 
+    /// Have the request that is held and arrived last give up its pages; false where none of those has any.
+    fn held_give_way(&mut self) -> bool {
+        let held =
+            (0..self.running.len()).filter(|&i| self.gives_way(i)).max_by_key(|&i| self.running[i].order);
+        let Some(index) = held else { return false };
+        self.preempt(index);
+        true
+    }
+
+    /// Whether a request is held and has pages.
+    pub(super) fn gives_way(&self, index: usize) -> bool {
+        !self.running[index].pages.is_empty() && !self.running[index].may_go_on()
+    }
+
     /// Whether one more request may run. Those that are held do not keep others out, within bounds.
     pub(super) fn has_place(&self) -> bool {
         self.running.len() < self.config.max_running
@@ -87,6 +103,7 @@ impl<E: Engine> Scheduler<E> {
     /// Find the leading blocks in the pool, or have them filled from the host tier. The last token is
     /// always computed: its logits are wanted. Blocks that cannot be computed are all found, or none is taken.
     pub(super) fn attach_prefix(&mut self, sequence: &mut Sequence<E::Pass>) -> Attached {
+        debug_assert!(sequence.pages.is_empty(), "pages are found from the first block on");
         sequence.attached = true;
         let most = (sequence.tokens.len() - 1) / self.block_tokens;
         let mut room = true;
