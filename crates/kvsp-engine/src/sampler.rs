@@ -24,7 +24,7 @@ pub enum SamplerError {
     #[error("min_p must be between 0 and 1")]
     MinP,
     /// A checkpoint's parameters lack a member or give it another type.
-    #[error("sampler parameter {0:?} is missing or not a number")]
+    #[error("sampler parameter {0:?} is missing or not such a number")]
     Parameter(&'static str),
 }
 
@@ -106,8 +106,8 @@ impl Sampler {
         };
         let required = |name| number(name)?.ok_or(SamplerError::Parameter(name));
         let count = |name, value: f64| {
-            let whole = value.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&value);
-            // In range by the line above.
+            let whole = value.fract() == 0.0 && value >= 0.0;
+            // More than there are tokens is all of them: the conversion stops at the largest.
             if whole { Ok(value as u32) } else { Err(SamplerError::Parameter(name)) }
         };
         let mut out = SamplerParams {
@@ -357,6 +357,14 @@ mod tests {
         assert_eq!(error(SamplerParams { min_p: Some(1.5), ..base }), SamplerError::MinP);
         let missing = Sampler::from_checkpoint(SamplerMethod::TopK, &Map::new(), 0).unwrap_err();
         assert_eq!(missing, SamplerError::Parameter("k"));
+        let top_k = |k: Value| {
+            let params = Map::from_iter([("k".to_owned(), k)]);
+            Sampler::from_checkpoint(SamplerMethod::TopK, &params, 0)
+        };
+        assert_eq!(top_k(Value::from(1.5)), Err(SamplerError::Parameter("k")));
+        assert_eq!(top_k(Value::from(-1)), Err(SamplerError::Parameter("k")));
+        let all = top_k(Value::from(1u64 << 40)).unwrap();
+        assert_eq!(all.params().top_k, Some(u32::MAX), "more than there can be is all of them");
     }
 
     proptest! {

@@ -33,12 +33,13 @@ pub(crate) async fn follow(
     let id = id.ok().filter(|Path(id)| id.len() == 36).and_then(|Path(id)| Uuid::try_parse(&id).ok());
     let id = id.ok_or_else(|| ApiError::invalid("session", "a session's name is a UUID"))?;
     let place = match headers.get(&LAST_EVENT_ID) {
-        None => None,
-        Some(value) => {
+        // An empty name is none, as browsers have it.
+        Some(value) if !value.is_empty() => {
             let place = value.to_str().ok().and_then(Place::parse);
             let unknown = || ApiError::invalid("Last-Event-ID", "no event of a stream here has that name");
             Some(place.ok_or_else(unknown)?)
         }
+        _ => None,
     };
     let reader = match gateway.registry.find(id) {
         Some(session) => {

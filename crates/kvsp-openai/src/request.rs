@@ -77,6 +77,9 @@ pub struct Sampling {
     /// Must be 0: not offered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frequency_penalty: Option<f64>,
+    /// Must be empty: not offered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logit_bias: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
 impl Sampling {
@@ -137,6 +140,9 @@ impl Sampling {
                     format!("{name} is not offered; leave it out or send 0"),
                 ));
             }
+        }
+        if self.logit_bias.as_ref().is_some_and(|bias| !bias.is_empty()) {
+            return Err(ApiError::invalid("logit_bias", "logit_bias is not offered; leave it out"));
         }
         let stops = self.stops();
         if stops.len() > MAX_STOPS {
@@ -342,6 +348,7 @@ mod tests {
             (r#", "temperature": 3"#, "temperature"),
             (r#", "top_p": 0"#, "top_p"),
             (r#", "n": 2"#, "n"),
+            (r#", "logit_bias": {"35": 1}"#, "logit_bias"),
             (r#", "max_tokens": 0"#, "max_tokens"),
             (r#", "stop": ["a","b","c","d","e"]"#, "stop"),
             (r#", "stop": """#, "stop"),

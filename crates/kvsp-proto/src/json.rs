@@ -15,6 +15,10 @@ use strict::Strict;
 /// answers [`JsonError::BadIdentifier`] and not [`JsonError::Malformed`].
 pub const IDENTIFIER_MARK: &str = "\u{1}identifier\u{1}";
 
+/// Starts the message of a serde error that stands for a name that is in no registry: well-formed, but false, so
+/// that a record answers [`JsonError::Unregistered`] and not [`JsonError::Malformed`].
+pub(crate) const UNREGISTERED_MARK: &str = "\u{1}unregistered\u{1}";
+
 /// Containers may nest this deep: `[[]]` has depth 2.
 pub const MAX_DEPTH: usize = 32;
 
@@ -35,6 +39,9 @@ pub enum JsonError {
     /// A string member that must be an identifier is not one (`kvsp-bad-identifier`).
     #[error("{0}")]
     BadIdentifier(String),
+    /// A string member that must be a registered name is not one (the 422 of what holds it).
+    #[error("{0}")]
+    Unregistered(String),
 }
 
 /// Parses one I-JSON text. A number with an integral value within ±(2^53 − 1) comes out as an
@@ -100,8 +107,11 @@ fn integral(number: &Number) -> Option<i64> {
 
 fn from_serde(error: &serde_json::Error) -> JsonError {
     let text = error.to_string();
-    match text.strip_prefix(IDENTIFIER_MARK) {
-        Some(why) => JsonError::BadIdentifier(why.to_owned()),
+    if let Some(why) = text.strip_prefix(IDENTIFIER_MARK) {
+        return JsonError::BadIdentifier(why.to_owned());
+    }
+    match text.strip_prefix(UNREGISTERED_MARK) {
+        Some(why) => JsonError::Unregistered(why.to_owned()),
         None => JsonError::Malformed(without_values(text)),
     }
 }

@@ -263,9 +263,10 @@ impl From<crate::json::JsonError> for Problem {
     fn from(error: crate::json::JsonError) -> Self {
         let problem = match &error {
             crate::json::JsonError::BadIdentifier(_) => ProblemType::BadIdentifier,
-            crate::json::JsonError::Malformed(_) | crate::json::JsonError::LoneSurrogate => {
-                ProblemType::MalformedJson
-            }
+            // Which 422 an unregistered name is, what holds it says; by itself it is a member that cannot be read.
+            crate::json::JsonError::Malformed(_)
+            | crate::json::JsonError::LoneSurrogate
+            | crate::json::JsonError::Unregistered(_) => ProblemType::MalformedJson,
         };
         Self::new(problem, error.to_string())
     }

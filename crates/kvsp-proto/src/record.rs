@@ -16,10 +16,19 @@ use crate::problem::{Problem, ProblemType};
 pub enum RecordError {
     /// Not I-JSON, a member missing or of the wrong type, or a malformed identifier.
     #[error(transparent)]
-    Json(#[from] JsonError),
+    Json(JsonError),
     /// Well-formed, but false; the text names the member.
     #[error("{0}")]
     Invalid(String),
+}
+
+impl From<JsonError> for RecordError {
+    fn from(error: JsonError) -> Self {
+        match error {
+            JsonError::Unregistered(what) => Self::Invalid(what),
+            error => Self::Json(error),
+        }
+    }
 }
 
 impl RecordError {

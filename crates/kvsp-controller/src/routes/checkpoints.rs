@@ -9,7 +9,6 @@ use kvsp_net::auth::Caller;
 use kvsp_net::extract::{PathOf, RequestBody};
 use kvsp_net::principal::{Principal, Role};
 use kvsp_net::{Failure, reply};
-use kvsp_proto::json;
 use kvsp_proto::message::{CheckpointAppend, SessionAck};
 use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_proto::record::SessionCheckpoint;
@@ -53,7 +52,8 @@ pub(super) async fn patch(
 ) -> Result<Response, Failure> {
     caller.require_role(&[Role::Instance])?;
     let sender = Sender::of(&service, &caller, session)?;
-    let append: CheckpointAppend = json::from_slice(&body.json(&service.limits).await?)?;
+    let append = CheckpointAppend::from_json(&body.json(&service.limits).await?)
+        .map_err(|error| error.into_problem(ProblemType::InvalidCheckpoint))?;
     sender.require_current(&service, session, append.epoch)?;
     let recorded = service.record(session, |sessions, now| sessions.append(session, &append, now)).await;
     answer(&service, recorded)

@@ -133,6 +133,11 @@ async fn what_is_unknown_or_malformed_is_refused() {
     let session = stream.session.to_uppercase();
     assert_eq!(text_of(&gateway.follow(&session, Some("1")).await.rest().await), &TEXT[1..]);
     assert_eq!(text_of(&gateway.follow(&session, Some("99")).await.rest().await), "");
+    assert_eq!(
+        text_of(&gateway.follow(&session, Some("")).await.rest().await),
+        TEXT,
+        "an empty name is none"
+    );
 }
 
 /// A client that does not come back in time: the session is ended everywhere.

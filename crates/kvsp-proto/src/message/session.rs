@@ -30,6 +30,16 @@ pub struct CheckpointAppend {
     pub sampler: SamplerState,
 }
 
+impl CheckpointAppend {
+    /// Read one from I-JSON.
+    ///
+    /// # Errors
+    /// [`RecordError`]; invalid where the sampler's method is not registered.
+    pub fn from_json(body: &[u8]) -> Result<Self, RecordError> {
+        Ok(json::from_slice(body)?)
+    }
+}
+
 /// What a session is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

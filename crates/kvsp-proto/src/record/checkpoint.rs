@@ -13,6 +13,7 @@ use crate::registry::SamplerMethod;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SamplerState {
     /// The method.
+    #[serde(deserialize_with = "registered")]
     pub method: SamplerMethod,
     /// Its parameters by name.
     #[serde(default)]
@@ -23,6 +24,14 @@ pub struct SamplerState {
     pub step: u64,
     /// Whether every eligible instance yields bit-identical tokens from this state.
     pub deterministic: bool,
+}
+
+/// A method that is not registered is well-formed, but false.
+fn registered<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<SamplerMethod, D::Error> {
+    use serde::de::Error as _;
+    let name = String::deserialize(deserializer)?;
+    let unregistered = |e| D::Error::custom(format_args!("{}member method: {e}", json::UNREGISTERED_MARK));
+    name.parse().map_err(unregistered)
 }
 
 /// What another instance needs to resume a session (draft section 4.4).
@@ -78,6 +87,23 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_method_is_registered_or_false_but_never_malformed() {
+        let text = |method: &str| {
+            format!(
+                r#"{{"session": "6f1d0a9e-2c55-4d7e-9a0e-5b7f2f9f6a11", "epoch": 1, "compat_id": "{}",
+                "scope_id": "{}", "prompt_blocks": [], "prompt_tail": [], "generated": [], "output_offset": 0,
+                "sampler": {{"method": {method}, "params": {{}}, "seed": 7, "step": 0, "deterministic": false}}}}"#,
+                "22".repeat(32),
+                "33".repeat(16)
+            )
+        };
+        let read = |method: &str| SessionCheckpoint::from_json(text(method).as_bytes());
+        assert_eq!(read(r#""min-p""#).unwrap().sampler.method, SamplerMethod::MinP);
+        assert!(matches!(read(r#""beam""#), Err(RecordError::Invalid(_))));
+        assert!(matches!(read("7"), Err(RecordError::Json(_))));
+    }
 
     #[test]
     fn generated_has_output_offset_tokens() {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Fixture, append, checkpoint, checkpoint_path, config, path, place};
+use super::{Fixture, append, checkpoint, checkpoint_path, config, path, place, sampler};
 use crate::support::{compat, key};
 
 const I1: &str = "https://i1.example/kvsp/";
@@ -106,7 +106,10 @@ async fn an_epoch_is_the_session_s_or_refused() {
 async fn false_checkpoints_are_invalid() {
     let (Fixture { server, .. }, session) = session().await;
     let at = checkpoint_path(&session);
-    let cases: [(&str, Value); 5] = [
+    let mut beam = sampler(3);
+    beam["method"] = json!("beam");
+    let cases: [(&str, Value); 6] = [
+        ("sampler", beam.clone()),
         ("generated", json!([100])),
         ("output_offset", json!(4)),
         ("session", json!(NOBODY)),
@@ -123,6 +126,10 @@ async fn false_checkpoints_are_invalid() {
         );
     }
     assert_eq!(server.put(&at, &checkpoint(&session, 1, 3)).await.status, 200, "the next good one");
+    let mut more = append(1, 3, 4);
+    more["sampler"] = beam;
+    assert_eq!(server.patch(&at, &more).await.problem(), (422, "kvsp-invalid-checkpoint".into()));
+    assert_eq!(server.patch(&at, &append(1, 3, 4)).await.status, 200, "the next good one");
 }
 
 #[tokio::test]
@@ -177,7 +184,7 @@ async fn malformed_checkpoints_are_told_why() {
         ("prompt_tail", Value::Null, "kvsp-malformed-json"),
         (
             "sampler",
-            json!({"method": "dice", "seed": 1, "step": 1, "deterministic": false}),
+            json!({"method": 7, "seed": 1, "step": 1, "deterministic": false}),
             "kvsp-malformed-json",
         ),
         ("output_offset", json!(0.5), "kvsp-malformed-json"),
