@@ -40,6 +40,7 @@ async fn a_checkpoint_that_cannot_be_gone_on_with_is_refused() {
         ("/checkpoint/generated", json!([1, 2, 3]), "kvsp-invalid-checkpoint"),
         ("/checkpoint/generated", json!([1, 1_000_000]), "kvsp-invalid-checkpoint"),
         ("/checkpoint/output_offset", json!(5000), "kvsp-invalid-checkpoint"),
+        ("/checkpoint/sampler/method", json!("dice"), "kvsp-invalid-checkpoint"),
         ("/checkpoint/sampler/params", json!({}), "kvsp-invalid-checkpoint"),
         ("/checkpoint/sampler/params", json!({"p": 2}), "kvsp-invalid-checkpoint"),
     ] {
@@ -53,7 +54,6 @@ async fn a_checkpoint_that_cannot_be_gone_on_with_is_refused() {
         ("/epoch", json!(-1), "kvsp-malformed-json"),
         ("/checkpoint", json!([]), "kvsp-malformed-json"),
         ("/checkpoint/generated", json!([1, 4_294_967_296_u64]), "kvsp-malformed-json"),
-        ("/checkpoint/sampler/method", json!("dice"), "kvsp-malformed-json"),
         ("/checkpoint/scope_id", json!("xy"), "kvsp-bad-identifier"),
         ("/checkpoint/session", json!("me"), "kvsp-bad-identifier"),
     ] {
