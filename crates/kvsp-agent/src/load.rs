@@ -43,6 +43,8 @@ pub(crate) struct Load {
     /// Layers of blocks that are not complete, in the source's codec, from layer 0 up.
     arrived: Mutex<HashMap<usize, Vec<LayerSections>>>,
     cancel: CancellationToken,
+    /// How long a source may be silent before the next one is tried; `None`: as long as the directive lasts.
+    patience: Option<Duration>,
 }
 
 impl Load {
@@ -66,7 +68,14 @@ impl Load {
             machine: Mutex::new(directive),
             arrived: Mutex::new(HashMap::new()),
             cancel: CancellationToken::new(),
+            patience: None,
         }
+    }
+
+    /// Try the next source, or do without the block, once one has been silent so long. For loads that somebody
+    /// waits for, while the controller's directives are given a deadline that suits them.
+    pub(crate) fn with_patience(self, patience: Duration) -> Self {
+        Self { patience: Some(patience), ..self }
     }
 
     /// The status resource of the directive.
@@ -189,6 +198,14 @@ impl Load {
     fn failed(&self, index: usize, reason: FailureReason) {
         self.agent.load_counters.source_failed(reason);
         self.with(|d| d.source_failed(index, reason));
+    }
+
+    /// What a source answers, or `None` once it has been silent for too long.
+    async fn unless_silent<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
+        match self.patience {
+            Some(patience) => tokio::time::timeout(patience, answer).await.ok(),
+            None => Some(answer.await),
+        }
     }
 
     fn lease_time(&self) -> Duration {

@@ -120,6 +120,8 @@ pub(crate) struct Session {
 pub(crate) struct Seen {
     /// Released tokens from the index asked for on.
     tokens: Vec<u32>,
+    /// Prompt tokens whose KV was reused, once there are tokens.
+    reused: u64,
     next: Next,
 }
 
@@ -131,7 +133,7 @@ enum Next {
     /// More may come once the prompt is supplied.
     Prompt,
     /// Nothing: it is complete.
-    Done(Finish, u64),
+    Done(Finish),
     /// Nothing: it has ended here.
     Broken,
 }
@@ -192,11 +194,11 @@ impl Session {
             let tokens = tokens.get(from..released.min(tokens.len())).unwrap_or_default().to_vec();
             let next = match (state.phase, state.output.finished()) {
                 (Phase::Fenced(_) | Phase::Failed(_), _) | (Phase::Finished(_), None) => Next::Broken,
-                (_, Some(finish)) => Next::Done(finish, state.reused),
+                (_, Some(finish)) => Next::Done(finish),
                 (Phase::Running, None) => Next::More,
                 (Phase::NeedsPrompt(_), None) => Next::Prompt,
             };
-            Seen { tokens, next }
+            Seen { tokens, reused: state.reused, next }
         })
     }
 

@@ -22,9 +22,10 @@ pub(super) async fn run(load: &Arc<Load>, fetch: Fetch) {
     tracing::debug!(fetch = describe(&fetch), "fetching");
     let begin = Instant::now();
     let keys = fetch.blocks.iter().map(|b| b.record.block_key).collect();
-    let (held, missing) = match lease::take(load, &fetch.source, keys).await {
-        Ok(leased) => leased,
-        Err(error) => return fail_all(load, &fetch.blocks, &error),
+    let (held, missing) = match load.unless_silent(lease::take(load, &fetch.source, keys)).await {
+        Some(Ok(leased)) => leased,
+        Some(Err(error)) => return fail_all(load, &fetch.blocks, &error),
+        None => return give_up(load, &fetch.blocks),
     };
     load.agent.links.reached(&fetch.source, begin.elapsed());
     let (absent, present): (Vec<FetchBlock>, Vec<FetchBlock>) =
@@ -66,6 +67,13 @@ fn refused(error: &VerifyError) -> FailureReason {
     }
 }
 
+/// The source is silent.
+fn give_up<'a>(load: &Load, blocks: impl IntoIterator<Item = &'a FetchBlock>) {
+    for block in blocks {
+        load.failed(block.index, FailureReason::Unreachable);
+    }
+}
+
 fn fail_all(load: &Load, blocks: &[FetchBlock], error: &ClientError) {
     tracing::debug!(%error, "a source failed");
     for block in blocks {
@@ -84,13 +92,16 @@ async fn stream_layers(load: &Arc<Load>, fetch: &Fetch) -> u64 {
     let missing = load.agent.descriptor.layers.saturating_sub(first.from_layer);
     let Some(range) = LayerRange::from_count(first.from_layer, missing) else { return 0 };
     let keys: Vec<_> = fetch.blocks.iter().map(|b| b.record.block_key).collect();
-    let opened =
-        load.agent.client.layer_stream(&fetch.source, load.compat, load.scope, &keys, range, None).await;
-    let mut layers = match opened {
-        Ok(layers) => layers,
-        Err(error) if offers_no_stream(&error) => return fetch_blocks(load, fetch, range).await,
-        Err(error) => {
+    let opening = load.agent.client.layer_stream(&fetch.source, load.compat, load.scope, &keys, range, None);
+    let mut layers = match load.unless_silent(opening).await {
+        Some(Ok(layers)) => layers,
+        Some(Err(error)) if offers_no_stream(&error) => return fetch_blocks(load, fetch, range).await,
+        Some(Err(error)) => {
             fail_all(load, &fetch.blocks, &error);
+            return 0;
+        }
+        None => {
+            give_up(load, &fetch.blocks);
             return 0;
         }
     };
@@ -101,7 +112,8 @@ async fn stream_layers(load: &Arc<Load>, fetch: &Fetch) -> u64 {
     }
     let mut octets = 0;
     while !open.is_empty() {
-        match layers.next().await {
+        let next = load.unless_silent(layers.next()).await;
+        match next.flatten() {
             Some(Ok(sent)) => {
                 let arrived = ArrivedLayer {
                     layer: sent.layer,
@@ -124,9 +136,7 @@ async fn stream_layers(load: &Arc<Load>, fetch: &Fetch) -> u64 {
                 break;
             }
             None => {
-                for block in open.into_values() {
-                    load.failed(block.index, FailureReason::Unreachable);
-                }
+                give_up(load, open.into_values());
                 break;
             }
         }
@@ -157,10 +167,15 @@ async fn fetch_blocks(load: &Arc<Load>, fetch: &Fetch, range: LayerRange) -> u64
 }
 
 async fn fetch_block(load: &Load, block: &FetchBlock, range: LayerRange) -> u64 {
-    let container = match load.agent.client.get_verified(&block.record, Some(range)).await {
-        Ok(container) => container,
-        Err(error) => {
+    let getting = load.agent.client.get_verified(&block.record, Some(range));
+    let container = match load.unless_silent(getting).await {
+        Some(Ok(container)) => container,
+        Some(Err(error)) => {
             fail_all(load, std::slice::from_ref(block), &error);
+            return 0;
+        }
+        None => {
+            give_up(load, [block]);
             return 0;
         }
     };

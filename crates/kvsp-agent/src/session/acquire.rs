@@ -24,6 +24,8 @@ const MAX_LOADS: u64 = 2;
 const MAX_LOOKUPS: usize = 16;
 /// How long the index may take: a session that goes on without it is the lesser evil.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a source of blocks may be silent: it may be the instance that the session was taken from.
+const SOURCE_PATIENCE: Duration = Duration::from_millis(500);
 /// How soon a full queue of the engine is tried again.
 const QUEUE_AGAIN: Duration = Duration::from_millis(20);
 
@@ -166,7 +168,7 @@ async fn begin_load(
         lease_ms,
     };
     let directive = Directive::new(body, |key| held.contains(key), now);
-    let load = Arc::new(Load::new(agent.clone(), directive, &expected));
+    let load = Arc::new(Load::new(agent.clone(), directive, &expected).with_patience(SOURCE_PATIENCE));
     let loading = agent.tasks.spawn(async move {
         load.run().await;
         drop(permit);
@@ -178,7 +180,8 @@ async fn begin_load(
     true
 }
 
-/// Where each block can be had, in the order of preference; a place that is this instance itself is none.
+/// Where each block can be had, in the order of preference: the holder first, because of the others one may be the
+/// instance that was lost. A place that is this instance itself is none.
 async fn sources(agent: &Agent, session: &Session, keys: &[BlockKey], here: &[bool]) -> Vec<Vec<BaseUri>> {
     let mut sources = vec![Vec::new(); keys.len()];
     let Some(index) = &agent.config.index else { return sources };
@@ -214,6 +217,7 @@ async fn sources(agent: &Agent, session: &Session, keys: &[BlockKey], here: &[bo
                 .filter_map(|record| record.http_holder())
                 .filter(|holder| *holder != agent.base && agent.client.config().policy.allow(holder).is_ok())
                 .collect();
+            place.sort_by_key(|source| agent.config.holder.as_ref() != Some(source));
         }
         at += blocks.len().min(keys.len() - at);
     }

@@ -30,18 +30,21 @@ pub(super) fn answer(session: Arc<Session>, from: u64) -> Response {
         let mut next = from;
         loop {
             changes.mark_unchanged();
-            let Seen { tokens, next: then } = session.read(next);
+            let Seen { tokens, reused, next: then } = session.read(next);
             let epoch = session.facts.epoch;
             if !tokens.is_empty() {
                 let mut events = BytesMut::new();
                 for token in tokens {
-                    events.extend_from_slice(&sse::event(&TokenEvent::Token { index: next, epoch, token, text: None })?);
+                    // Told at once, because a stop string ends the stream before its end.
+                    let reused = (next == 0 && !session.facts.resumed).then_some(reused);
+                    let event = TokenEvent::Token { index: next, epoch, token, text: None, reused };
+                    events.extend_from_slice(&sse::event(&event)?);
                     next += 1;
                 }
                 yield events.freeze();
             }
             match then {
-                Next::Done(finish, reused) => {
+                Next::Done(finish) => {
                     let done = finish.as_str().to_owned();
                     yield sse::event(&TokenEvent::Done { done, epoch: Some(epoch), reused: Some(reused) })?;
                     break;

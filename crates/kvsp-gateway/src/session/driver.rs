@@ -56,6 +56,8 @@ pub(crate) struct Driver {
     progress: Instant,
     /// When the last token came that the limit allows.
     full: Option<Instant>,
+    /// Prompt tokens whose KV was reused, where an instance has told.
+    cached: Option<u64>,
 }
 
 /// What a driver does next.
@@ -89,6 +91,7 @@ impl Driver {
             cut: None,
             progress: Instant::now(),
             full: None,
+            cached: None,
         };
         gateway.counters.sessions.inc();
         gateway.tasks.spawn(async move {
@@ -298,7 +301,11 @@ impl Driver {
 
     fn event(&mut self, event: TokenEvent) -> Option<Step> {
         match event {
-            TokenEvent::Token { index, epoch, token, .. } => self.token(epoch, index, token),
+            TokenEvent::Token { index, epoch, token, reused, .. } => {
+                // What the instance that took the prompt says counts, whoever goes on with it.
+                self.cached = self.cached.or(reused);
+                self.token(epoch, index, token)
+            }
             TokenEvent::Done { epoch, .. } if epoch.is_some_and(|epoch| epoch < self.delivery.epoch()) => {
                 None
             }
@@ -328,7 +335,7 @@ impl Driver {
         self.advanced();
         if rendered.stopped {
             let (rest, reason) = (String::new(), FinishReason::Stop);
-            return Some(Step::End(End::Finished { rest, reason, cached: None }));
+            return Some(Step::End(End::Finished { rest, reason, cached: self.cached }));
         }
         if self.renderer.is_full() {
             self.full = Some(Instant::now());
@@ -350,7 +357,7 @@ impl Driver {
         match self.renderer.finish() {
             Ok(rest) => {
                 let reason = if rest.stopped { FinishReason::Stop } else { reason };
-                End::Finished { rest: rest.text, reason, cached }
+                End::Finished { rest: rest.text, reason, cached: self.cached.or(cached) }
             }
             Err(error) => failed(&error.to_string()),
         }

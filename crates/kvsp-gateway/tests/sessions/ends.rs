@@ -74,7 +74,10 @@ async fn the_end_tells_the_usage() {
     };
     let mut silent = tokens_of("abc", 1, 0);
     silent.push(Act::Hang);
-    for (acts, cached) in [(told(4), json!({"cached_tokens": 4})), (silent, json!(null))] {
+    let mut early = silent.clone();
+    early[0] = Act::First(1, b'a', 4);
+    let four = json!({"cached_tokens": 4});
+    for (acts, cached) in [(told(4), four.clone()), (early, four), (silent, json!(null))] {
         let a = Instance::start(vec![Reply::Stream(acts)]).await;
         controller.places_at(&a.base);
         let events = gateway.completion(&limit).await.rest().await;

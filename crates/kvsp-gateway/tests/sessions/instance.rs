@@ -27,6 +27,8 @@ use crate::support::{WAIT, problem};
 pub(crate) enum Act {
     /// A token: epoch, index, octet.
     Token(u64, u64, u8),
+    /// The first token, with what the instance tells of the prompt: epoch, octet, tokens reused.
+    First(u64, u8, u64),
     /// The end of the output: reason, epoch, tokens reused.
     Done(&'static str, u64, u64),
     Comment,
@@ -294,6 +296,10 @@ fn stream(facts: &Arc<Shared>, acts: Vec<Act>, needs_prompt: bool) -> Response {
             let event = match act {
                 Act::Token(epoch, index, octet) => {
                     format!("data: {}\n\n", json!({"index": index, "epoch": epoch, "token": octet}))
+                }
+                Act::First(epoch, octet, reused) => {
+                    let event = json!({"index": 0, "epoch": epoch, "token": octet, "reused": reused});
+                    format!("data: {event}\n\n")
                 }
                 Act::Done(reason, epoch, reused) => {
                     format!("data: {}\n\n", json!({"done": reason, "epoch": epoch, "reused": reused}))

@@ -189,6 +189,9 @@ pub enum TokenEvent {
         /// Its text, where the instance tells it.
         #[serde(skip_serializing_if = "Option::is_none")]
         text: Option<String>,
+        /// With the first token: prompt tokens whose KV was reused.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        reused: Option<u64>,
     },
     /// The output has ended.
     Done {
@@ -225,6 +228,7 @@ impl<'de> Deserialize<'de> for TokenEvent {
             epoch: epoch.ok_or_else(|| D::Error::missing_field("epoch"))?,
             token: token.ok_or_else(|| D::Error::missing_field("token"))?,
             text,
+            reused,
         })
     }
 }
@@ -238,7 +242,7 @@ mod tests {
     #[test]
     fn token_events_are_told_apart() {
         let read = |value: Value| json::from_value::<TokenEvent>(value);
-        let token = TokenEvent::Token { index: 3, epoch: 2, token: 9, text: None };
+        let token = TokenEvent::Token { index: 3, epoch: 2, token: 9, text: None, reused: None };
         assert_eq!(read(json!({"index": 3, "epoch": 2, "token": 9})).unwrap(), token);
         assert_eq!(serde_json::to_value(&token).unwrap(), json!({"index": 3, "epoch": 2, "token": 9}));
         let done = TokenEvent::Done { done: "stop".into(), epoch: None, reused: None };

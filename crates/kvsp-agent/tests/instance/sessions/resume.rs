@@ -215,6 +215,30 @@ async fn blocks_that_turn_out_to_be_broken_are_asked_for_as_a_prompt() {
     }
 }
 
+/// The instance that was lost may still be listed as a source, and answer nothing: the next source is tried long
+/// before the load is given up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_sources_give_way_to_the_next() {
+    let past = Past::sampled().await;
+    let mut setup = setup(&past.controller, Some(&past.index));
+    setup.agent.max_load_ms = 20_000;
+    let b = Instance::start(setup).await;
+    let c = past.instance().await;
+    past.go_on(&c, 69, 0, 0).await;
+    let prefix = c.prefix(&past.job.prompt).await;
+    c.running.stop().await.unwrap();
+    let mut silent = Vec::new();
+    for behaviour in [Behaviour::HangBeforeAnswer, Behaviour::HangInBody, Behaviour::HangBeforeAnswer] {
+        let hostile = Hostile::start(&prefix).await;
+        hostile.behave(behaviour);
+        past.index.record(&prefix, hostile.base()).await;
+        silent.push(hostile);
+    }
+    known_before(&past, 70, 20).await;
+    past.go_on(&b, 70, 20, 0).await;
+    assert_eq!(b.metric("kvsp_session_prompts_needed_total").await, 0);
+}
+
 /// Sessions whose prompts nobody here knows take pages from each other, and go on from the host tier, or from
 /// the holder where that has forgotten the blocks too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
