@@ -173,6 +173,16 @@ impl Cast {
         Stream::ask(&self.gateway.base(), question).await
     }
 
+    /// The answer that nothing interrupts, and the same one begun again and read as far as its 30th token, with the
+    /// name of its session.
+    pub(crate) async fn begin(&self, sampling: Sampling) -> (Vec<Event>, Stream, String) {
+        let whole = self.whole(sampling).await;
+        let mut stream = self.ask(sampling).await;
+        let session = stream.session();
+        stream.until(30).await;
+        (whole, stream, session)
+    }
+
     /// The answer that nothing interrupts.
     pub(crate) async fn whole(&self, sampling: Sampling) -> Vec<Event> {
         self.plan.arm(None);

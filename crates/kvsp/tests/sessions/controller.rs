@@ -35,10 +35,7 @@ async fn killed_in_the_middle_of_an_answer() {
 async fn killed_together_with_the_instance() {
     let mut cast = Cast::start().await;
     for sampling in BOTH {
-        let whole = cast.whole(sampling).await;
-        let mut stream = cast.ask(sampling).await;
-        let session = stream.session();
-        stream.until(30).await;
+        let (whole, stream, session) = cast.begin(sampling).await;
         let serving = cast.serving(&session).await;
         cast.controller.kill();
         cast.instances[serving].process.kill();

@@ -8,10 +8,7 @@ use crate::support::{eventually, get, send};
 async fn killed_in_the_middle_of_an_answer() {
     let mut cast = Cast::start().await;
     for sampling in BOTH {
-        let whole = cast.whole(sampling).await;
-        let mut stream = cast.ask(sampling).await;
-        let session = stream.session();
-        stream.until(30).await;
+        let (whole, mut stream, session) = cast.begin(sampling).await;
         cast.gateway.kill();
         while stream.next().await.is_some() {}
         assert_ne!(stream.heard.last().unwrap().data, "[DONE]", "it had ended before");
@@ -26,10 +23,7 @@ async fn killed_in_the_middle_of_an_answer() {
 async fn killed_together_with_the_instance() {
     let mut cast = Cast::start().await;
     for sampling in BOTH {
-        let whole = cast.whole(sampling).await;
-        let mut stream = cast.ask(sampling).await;
-        let session = stream.session();
-        stream.until(30).await;
+        let (whole, mut stream, session) = cast.begin(sampling).await;
         let serving = cast.serving(&session).await;
         cast.gateway.kill();
         cast.instances[serving].process.kill();

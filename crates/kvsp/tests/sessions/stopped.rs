@@ -12,10 +12,7 @@ use crate::support::{JSON, PATIENCE, eventually, get, metric, send, signal};
 async fn stopped_for_longer_than_its_ttl() {
     let cast = Cast::start().await;
     for sampling in BOTH {
-        let whole = cast.whole(sampling).await;
-        let mut stream = cast.ask(sampling).await;
-        let session = stream.session();
-        stream.until(30).await;
+        let (whole, stream, session) = cast.begin(sampling).await;
         let old = &cast.instances[cast.serving(&session).await];
         signal(old.process.id(), Signal::SIGSTOP);
         let before = old.relay.answers().len();
@@ -33,10 +30,7 @@ async fn stopped_for_longer_than_its_ttl() {
 async fn stopped_and_awake_before_the_end() {
     let cast = Cast::start().await;
     for sampling in BOTH {
-        let whole = cast.whole(sampling).await;
-        let mut stream = cast.ask(sampling).await;
-        let session = stream.session();
-        stream.until(30).await;
+        let (whole, stream, session) = cast.begin(sampling).await;
         let had = stream.tokens();
         let old = &cast.instances[cast.serving(&session).await];
         signal(old.process.id(), Signal::SIGSTOP);
@@ -63,10 +57,7 @@ async fn stopped_and_awake_before_the_end() {
 async fn cut_off_from_its_controller() {
     let cast = Cast::start().await;
     for sampling in BOTH {
-        let whole = cast.whole(sampling).await;
-        let mut stream = cast.ask(sampling).await;
-        let session = stream.session();
-        stream.until(30).await;
+        let (whole, stream, session) = cast.begin(sampling).await;
         let old = &cast.instances[cast.serving(&session).await];
         old.relay.cut(true);
         let before = old.relay.answers().len();
