@@ -143,7 +143,8 @@ pub async fn serve<E: Engine>(
     let engine_ended = CancellationToken::new();
     let mut background = vec![
         tokio::spawn(watch_engine(agent.clone(), engine_events, engine_ended.clone(), listening.clone())),
-        tokio::spawn(status::run(agent.clone(), stop.clone())),
+        // Also while it drains: to fall silent then would look like a failure, and its sessions would be taken away.
+        tokio::spawn(status::run(agent.clone(), listening.clone())),
         tokio::spawn(drain(agent.clone(), stop, listening.clone())),
         tokio::spawn(session::keep(agent.clone())),
     ];

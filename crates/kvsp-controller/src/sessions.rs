@@ -306,12 +306,19 @@ impl ControllerService {
                 });
             }
             Effect::Changed(session) if shard.lost.contains_key(session) => {
-                let state = shard.machine.view(*session, now).map_or(SessionState::Done, |view| view.state);
+                let view = shard.machine.view(*session, now);
+                let state = view.as_ref().map_or(SessionState::Done, |view| view.state);
                 if state != SessionState::Resuming
                     && let Some(since) = shard.lost.remove(session)
-                    && state == SessionState::Running
                 {
-                    self.metrics.sessions.found_again(now.since(since));
+                    match state {
+                        SessionState::Running => self.metrics.sessions.found_again(now.since(since)),
+                        SessionState::Failed => {
+                            let reason = view.ok().and_then(|view| view.reason).unwrap_or_default();
+                            tracing::warn!(%session, reason, "a session failed");
+                        }
+                        SessionState::Resuming | SessionState::Done => {}
+                    }
                 }
             }
             _ => {}

@@ -20,7 +20,7 @@ use clap::Parser;
 )]
 struct Cli {
     /// Print results as JSON.
-    #[arg(long, global = true, env = "KVSP_JSON")]
+    #[arg(long, global = true, env = "KVSP_JSON", value_parser = clap::builder::FalseyValueParser::new())]
     json: bool,
     #[command(subcommand)]
     command: commands::Command,

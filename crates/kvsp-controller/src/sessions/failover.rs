@@ -27,7 +27,8 @@ impl ControllerService {
         };
         let choice = self.choose_one(&request).await;
         if choice.is_none() {
-            tracing::warn!(%session, "no instance can go on with a session");
+            // The session says so itself, once, where none is found in time.
+            tracing::debug!(%session, "no instance can go on with a session now");
         }
         self.with_session(session, |sessions, now| sessions.placed(session, attempt, choice.clone(), now));
         if let Some(choice) = choice {

@@ -53,6 +53,8 @@ pub(crate) struct Driver {
     pause: Duration,
     /// The last sign of progress before the stream was lost, until there is progress again.
     cut: Option<Instant>,
+    /// Whether the loss of the stream was told, until there is progress again.
+    is_told: bool,
     progress: Instant,
     /// When the last token came that the limit allows.
     full: Option<Instant>,
@@ -89,6 +91,7 @@ impl Driver {
             watch,
             pause: FIRST_PAUSE,
             cut: None,
+            is_told: false,
             progress: Instant::now(),
             full: None,
             cached: None,
@@ -125,6 +128,7 @@ impl Driver {
         };
         let Some(end) = ended else {
             self.gateway.counters.sessions_abandoned.inc();
+            tracing::info!(session = %session.id(), "nobody came back for an answer: its session is ended");
             self.gateway.registry.remove(session.id());
             session.finish(End::Failed("the client went away, and the session was ended".into()));
             return;
@@ -172,8 +176,7 @@ impl Driver {
             Step::Moved => return None,
             Step::Retry => Ok(()),
             Step::Report(why) => {
-                tracing::info!(session = %self.session.id(), instance = %self.delivery.instance(), why,
-                    "the stream of a session is lost");
+                self.tell_loss(&why);
                 self.report().await
             }
         };
@@ -228,6 +231,16 @@ impl Driver {
         self.gateway.counters.session_failovers.inc();
         self.pause = FIRST_PAUSE;
         Some(Step::Moved)
+    }
+
+    /// Once for each cut: what follows are attempts to mend it.
+    fn tell_loss(&mut self, why: &str) {
+        let (session, instance) = (self.session.id(), self.delivery.instance());
+        if std::mem::replace(&mut self.is_told, true) {
+            tracing::debug!(%session, %instance, why, "no stream of the session again");
+        } else {
+            tracing::info!(%session, %instance, why, "the stream of a session is lost");
+        }
     }
 
     async fn report(&mut self) -> Result<(), Step> {
@@ -347,6 +360,7 @@ impl Driver {
     fn advanced(&mut self) {
         self.progress = Instant::now();
         self.pause = FIRST_PAUSE;
+        self.is_told = false;
         if let Some(cut) = self.cut.take() {
             self.gateway.counters.session_gaps.observe(cut.elapsed().as_secs_f64());
         }

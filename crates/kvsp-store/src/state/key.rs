@@ -18,7 +18,8 @@ pub const MASTER_KEY_OCTETS: usize = 32;
 pub enum KeyError {
     /// There is none, and the rows that are there can be read with no other.
     #[error(
-        "the key file is missing: put back the one that the state was sealed with, or remove the state with it"
+        "there is no such key file: it is made only beside the state and when that is new, so name the file that the \
+         state was sealed with, or put it back"
     )]
     Missing,
     /// Others than its owner may read or write it.

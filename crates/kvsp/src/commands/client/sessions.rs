@@ -25,20 +25,25 @@ enum What {
   kvsp sessions --controller http://127.0.0.1:7703/kvsp/
   kvsp sessions show 6f1d0a9e-2c55-4d7e-9a0e-5b7f2f9f6a11 --controller http://127.0.0.1:7703/kvsp/ --json
 
-A session's epoch is raised whenever another instance goes on with it. Its tokens are not shown.
+A session's epoch is raised with each attempt to have another instance go on with it, and once more where that is
+given up. A session is done when its answer was delivered, or when nobody came back for it. Its tokens are not shown.
 Exit status 5 where the session is unknown.")]
 pub(crate) struct SessionsArgs {
     /// `list`, or `show` with a session's identifier.
     #[arg(value_enum, default_value_t = What::List)]
     what: What,
-    /// The session.
-    #[arg(value_name = "ID", required_if_eq("what", "show"))]
+    /// The session, a UUID.
+    #[arg(value_name = "ID", required_if_eq("what", "show"), value_parser = session_id)]
     session: Option<Uuid>,
     /// The Placement Controller.
     #[arg(long, value_name = "URI", env = "KVSP_CONTROLLER")]
     controller: BaseUri,
     #[command(flatten)]
     peers: PeerArgs,
+}
+
+fn session_id(text: &str) -> Result<Uuid, &'static str> {
+    text.parse().map_err(|_| "a session's name is a UUID, such as `kvsp sessions` lists")
 }
 
 impl SessionsArgs {

@@ -78,7 +78,7 @@ impl SecondAct {
         let struck = &self.struck;
         format!(
             "second act: temperature {TEMPERATURE}, seed {SEED}, {}\n  \
-             killed with SIGKILL at token {} of {}; {} were recorded and recovered, epoch {}\n  \
+             killed with SIGKILL when the client had {} of {} tokens; {} were recorded and recovered, epoch {}\n  \
              the client saw a gap of {} ms; {} ms from the kill to the next token: {} ms until another instance \
              was chosen, {} ms until it had the session, {} ms to load, recompute and deliver\n  {}",
             self.question,

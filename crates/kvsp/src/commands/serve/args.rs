@@ -54,7 +54,7 @@ pub(crate) struct ServeArgs {
     advertise: Option<BaseUri>,
     /// Listen beyond loopback although no credentials are configured: everyone who reaches the address may
     /// do everything.
-    #[arg(long, env = "KVSP_INSECURE")]
+    #[arg(long, env = "KVSP_INSECURE", value_parser = clap::builder::FalseyValueParser::new())]
     insecure: bool,
     /// The Index Service.
     #[arg(long, value_name = "URI", env = "KVSP_INDEX")]
@@ -100,9 +100,9 @@ pub(crate) struct ServeArgs {
     /// a key of its own and the other roles share nothing.
     #[arg(long, value_name = "FILE", env = "KVSP_SCOPE_KEY")]
     scope_key: Vec<PathBuf>,
-    /// All instances that a session may go to run this program on equal hardware: greedy tokens are the same
+    /// For instances: all that a session may go to run this program on equal hardware, so greedy tokens are the same
     /// at each of them, and are shown without waiting for a checkpoint. `all` sets it.
-    #[arg(long, env = "KVSP_EQUAL_HARDWARE")]
+    #[arg(long, env = "KVSP_EQUAL_HARDWARE", value_parser = clap::builder::FalseyValueParser::new())]
     equal_hardware: bool,
     /// End when the process that started this one ends.
     #[arg(long, hide = true)]
