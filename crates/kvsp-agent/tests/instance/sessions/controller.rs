@@ -41,6 +41,8 @@ struct Desk {
     highest: AtomicU64,
     arrived: watch::Sender<u64>,
     whole: AtomicU64,
+    /// Statuses of a draining instance.
+    draining: AtomicU64,
 }
 
 #[derive(Clone)]
@@ -66,6 +68,7 @@ impl Controller {
             highest: AtomicU64::new(0),
             arrived: watch::Sender::new(0),
             whole: AtomicU64::new(0),
+            draining: AtomicU64::new(0),
         });
         let routes = Router::new()
             .route("/instances/{instance}/status", put(status))
@@ -108,6 +111,11 @@ impl Controller {
         (*self.desk.arrived.borrow(), self.desk.whole.load(Ordering::SeqCst))
     }
 
+    /// Statuses that reported a draining instance.
+    pub(super) fn draining(&self) -> u64 {
+        self.desk.draining.load(Ordering::SeqCst)
+    }
+
     /// The highest offset acknowledged of any session.
     pub(super) fn highest(&self) -> u64 {
         self.desk.highest.load(Ordering::SeqCst)
@@ -127,8 +135,11 @@ impl Controller {
     }
 }
 
-async fn status(body: Bytes) -> Response {
+async fn status(State(desk): State<Arc<Desk>>, body: Bytes) -> Response {
     let status: Value = serde_json::from_slice(&body).unwrap();
+    if status["state"] == "draining" {
+        desk.draining.fetch_add(1, Ordering::SeqCst);
+    }
     reply::json(StatusCode::OK, &json!({"state": status["state"]}))
 }
 

@@ -372,6 +372,22 @@ async fn an_instance_that_stops_finishes_its_sessions() {
     .await;
 }
 
+/// While it finishes what runs it must not fall silent: its sessions would be taken away from it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_that_stops_reports_until_it_has_finished() {
+    let controller = Controller::gated().await;
+    let mut setup = setup(&controller, None);
+    setup.agent.status_ttl_ms = 150;
+    let instance = Instance::start(setup).await;
+    let mut stream = Job::new(73, prompt(8, 20), 40).start(&instance).await;
+    controller.arrived(1).await;
+    instance.running.token().cancel();
+    // The first of them is that of the stop itself.
+    eventually("statuses while it drains", async || (controller.draining() >= 4).then_some(())).await;
+    controller.open();
+    assert!(read_all(&mut stream, 0, 1, |_| {}).await.done.is_some());
+}
+
 /// Sessions of any length and sampler, cut anywhere, at once and while the blocks are still on their way to the
 /// holder: whatever is found, is half there or is missing, the text is the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
