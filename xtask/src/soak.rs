@@ -9,7 +9,8 @@ use crate::error::TaskError;
 use crate::process;
 
 /// Packages whose tests count their cases by the environment.
-const PACKAGES: [&str; 5] = ["kvsp-core", "kvsp-proto", "kvsp-blocks", "kvsp-store", "kvsp-engine"];
+const PACKAGES: [&str; 7] =
+    ["kvsp-core", "kvsp-proto", "kvsp-blocks", "kvsp-store", "kvsp-engine", "kvsp-gateway", "kvsp-agent"];
 /// Test programs of the package `kvsp` that do so; its other ones take no counts.
 const PROGRAM: &str = "kvsp";
 const PROGRAM_SUITES: [&str; 3] = ["tests/crash/main.rs", "tests/faults/main.rs", "tests/sessions/main.rs"];
