@@ -29,8 +29,6 @@ use crate::session::{self, SessionHeaders};
 
 /// Output tokens where the request names no limit, as the OpenAI API has it.
 const DEFAULT_MAX_TOKENS: i64 = 16;
-/// The highest seed: a checkpoint is I-JSON, and the same seed gives the same text in a session and without.
-const MAX_SEED: u64 = (1 << 53) - 1;
 /// A silent stream carries a comment this often, well within the silence that clients bear.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
 
@@ -147,7 +145,8 @@ fn sampler(agent: &Agent, request: &CompletionRequest) -> Result<Sampler, ApiErr
         min_p: sampling.min_p.filter(|p| *p > 0.0),
     };
     let seed = sampling.seed.map_or_else(|| agent.random.u64(), i64::cast_unsigned);
-    Sampler::new(params, seed & MAX_SEED)
+    // A checkpoint is I-JSON, and the same seed gives the same text in a session and without.
+    Sampler::new(params, seed & json::MAX_INTEGER)
         .map_err(|e| ApiError::InvalidRequest { message: e.to_string(), param: None })
 }
 

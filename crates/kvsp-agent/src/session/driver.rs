@@ -160,10 +160,9 @@ impl Driver {
     async fn turn(&mut self) -> Turn {
         let (agent, session) = (self.agent.clone(), self.session.clone());
         let now = agent.clock.now();
-        let idle = self.sending.is_none();
         let (due, seen, limit, fenced, finished, timeout) = session.with(|state| {
-            let due = idle.then(|| state.output.poll_checkpoint(now)).flatten();
-            let due = due.map(|due| (due, tokens_of(state.output.tokens(), due)));
+            let due =
+                state.output.poll_checkpoint(now).map(|due| (due, tokens_of(state.output.tokens(), due)));
             let output = &state.output;
             let seen = (output.released(), output.finished().is_some());
             let timeout = output.poll_timeout();

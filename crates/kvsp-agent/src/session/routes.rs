@@ -19,7 +19,7 @@ use kvsp_proto::record::SessionCheckpoint;
 use kvsp_proto::uri::BaseUri;
 use uuid::Uuid;
 
-use super::start::{no_scope_key, output_config};
+use super::start::{is_deterministic, no_scope_key, output_config};
 use super::table::Opened;
 use super::{Facts, Phase, Session, SessionCounters, driver, stream};
 use crate::Agent;
@@ -125,10 +125,7 @@ fn facts(agent: &Agent, id: Uuid, request: &ResumeRequest) -> Result<Facts, Prob
     };
     let wanted = request.continuation.as_ref().and_then(|c| c.get("max_tokens")?.as_u64());
     let wanted = wanted.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
-    let deterministic = state.deterministic
-        && sampler.is_greedy()
-        && agent.config.equal_hardware
-        && agent.engine.info().batch_invariant;
+    let deterministic = state.deterministic && is_deterministic(agent, &sampler);
     Ok(Facts {
         id,
         epoch: request.epoch,

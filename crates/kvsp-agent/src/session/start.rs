@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::response::Response;
 use http::HeaderMap;
 use kvsp_core::session::{Output, OutputConfig};
+use kvsp_engine::Sampler;
 use kvsp_net::extract::PathSegment;
 use kvsp_net::{Caller, Failure};
 use kvsp_proto::block_key::block_keys;
@@ -70,7 +71,10 @@ pub(crate) async fn start(
     agent.lifecycle.require_active()?;
     let controller = require_controller(agent)?;
     agent.sessions.has_place()?;
-    let session = Session::new(facts(agent, caller, id, epoch, &request)?, output(agent, &request, epoch));
+    let facts = facts(agent, caller, id, epoch, &request)?;
+    let config = output_config(agent, facts.prompt_len);
+    let output = Output::new(config, epoch, Vec::new(), facts.deterministic, false, agent.clock.now());
+    let session = Session::new(facts, output);
     begin(agent, controller, session, request).await
 }
 
@@ -122,7 +126,7 @@ fn facts(
         prompt_len: prompt.len(),
         sampler: request.sampler.clone(),
         first_step: 0,
-        deterministic: is_deterministic(agent, request),
+        deterministic: is_deterministic(agent, &request.sampler),
         max_tokens: request.max_tokens,
     })
 }
@@ -132,17 +136,9 @@ pub(super) fn no_scope_key() -> Problem {
     Problem::new(ProblemType::InvalidCheckpoint, "this instance has no key of the session's scope")
 }
 
-fn is_deterministic(agent: &Agent, request: &EngineRequest) -> bool {
-    agent.config.equal_hardware && agent.engine.info().batch_invariant && request.sampler.is_greedy()
-}
-
-fn output(agent: &Agent, request: &EngineRequest, epoch: u64) -> Output {
-    let prompt = match &request.prompt {
-        PromptTokens::Known(tokens) => tokens.len(),
-        PromptTokens::Keyed { .. } => 0,
-    };
-    let deterministic = is_deterministic(agent, request);
-    Output::new(output_config(agent, prompt), epoch, Vec::new(), deterministic, false, agent.clock.now())
+/// Whether every instance that may take a session over computes its tokens alike.
+pub(super) fn is_deterministic(agent: &Agent, sampler: &Sampler) -> bool {
+    agent.config.equal_hardware && agent.engine.info().batch_invariant && sampler.is_greedy()
 }
 
 /// The bounds of an output after a prompt of so many tokens.

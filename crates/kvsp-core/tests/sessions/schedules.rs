@@ -29,6 +29,15 @@ struct Desk {
 }
 
 impl Desk {
+    /// One session with a token recorded, whose instance has just failed.
+    fn lost() -> Self {
+        let mut desk = Self::new(1);
+        desk.checkpoint(1, &[100]);
+        desk.sessions.instance_failed(&uri(0), desk.time());
+        desk.drain();
+        desk
+    }
+
     /// Sessions 7, 8, … at instance 0.
     fn new(sessions: u128) -> Self {
         let mut desk = Self {
@@ -214,10 +223,7 @@ fn tokens_acknowledged_and_not_delivered_come_from_the_resumed_instance() {
 /// sample as epoch 2, and the front end mixes them.
 #[test]
 fn no_resume_leaves_before_its_epoch_is_durable() {
-    let mut desk = Desk::new(1);
-    desk.checkpoint(1, &[100]);
-    desk.sessions.instance_failed(&uri(0), desk.time());
-    desk.drain();
+    let mut desk = Desk::lost();
     desk.place(1);
     assert_eq!(desk.writes.len(), 1, "the epoch is being written");
     assert!(desk.resumes.is_empty(), "and is not sent before it is");
@@ -313,10 +319,7 @@ fn a_controller_that_was_stopped_fails_nobody_over() {
 
 #[test]
 fn an_attempt_that_met_a_stall_is_not_given_up() {
-    let mut desk = Desk::new(1);
-    desk.checkpoint(1, &[100]);
-    desk.sessions.instance_failed(&uri(0), desk.time());
-    desk.drain();
+    let mut desk = Desk::lost();
     desk.place(1);
     desk.end_writes();
     desk.now += 10 * STALL_MS;
@@ -395,10 +398,7 @@ fn a_broken_stream_fails_over_at_once_where_nobody_listens() {
 
 #[test]
 fn every_attempt_has_an_epoch_and_an_instance_of_its_own() {
-    let mut desk = Desk::new(1);
-    desk.checkpoint(1, &[100]);
-    desk.sessions.instance_failed(&uri(0), desk.time());
-    desk.drain();
+    let mut desk = Desk::lost();
     desk.place(1);
     desk.end_writes();
     desk.sessions.resumed(SESSION, 2, ResumeOutcome::Refused, desk.time());
