@@ -10,6 +10,7 @@ pub mod instances;
 pub mod lease;
 pub mod placement;
 pub mod prefetch;
+pub mod reshard;
 pub mod session;
 pub mod tier;
 pub mod time;
