@@ -8,6 +8,7 @@ mod pages;
 mod request;
 mod scheduler;
 mod sequence;
+mod start;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -19,12 +20,14 @@ use kvsp_net::clock::Clock;
 use kvsp_openai::FinishReason;
 use kvsp_proto::container::LayerSections;
 use kvsp_proto::id::{BlockKey, ScopeId};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 pub(crate) use gauges::Gauges;
 pub(crate) use pages::{DeviceChange, ScopedKey, Slot};
 pub(crate) use request::{EngineRequest, Pace, PromptTokens};
 use scheduler::Scheduler;
+pub use start::{BuildError, EngineDiffers, EngineSource};
+use start::{Early, Opener};
 
 /// Commands that may wait for the engine thread.
 const COMMAND_QUEUE: usize = 1024;
@@ -110,7 +113,9 @@ pub(crate) enum EngineEvent {
 }
 
 pub(crate) enum Command {
-    Submit(EngineRequest, oneshot::Sender<Result<mpsc::Receiver<Output>, SubmitError>>),
+    /// A request, where its outputs go, and who hears whether it was taken; nobody where it was taken already,
+    /// before the engine was there.
+    Submit(EngineRequest, mpsc::Sender<Output>, Option<oneshot::Sender<Result<(), SubmitError>>>),
     Expect {
         scope: ScopeId,
         keys: Vec<BlockKey>,
@@ -133,7 +138,13 @@ pub(crate) struct EngineHandle {
     commands: mpsc::Sender<Command>,
     info: Arc<EngineInfo>,
     gauges: Arc<Gauges>,
+    max_queued: usize,
+    early: Arc<Early>,
+    up: watch::Receiver<bool>,
 }
+
+/// The engine thread; its error is why there is no engine.
+pub(crate) type EngineThread = JoinHandle<Result<(), BuildError>>;
 
 /// The engine thread ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -141,25 +152,30 @@ pub(crate) struct EngineHandle {
 pub(crate) struct EngineStopped;
 
 impl EngineHandle {
-    /// Start the engine thread. It ends when all handles are gone.
+    /// Start the engine thread, which builds the engine first. It ends when all handles are gone.
     ///
     /// # Errors
     /// [`std::io::Error`] where no thread can be had.
     pub(crate) fn spawn<E: Engine>(
-        engine: E,
+        source: EngineSource<E>,
         config: SchedulerConfig,
         host: Arc<dyn HostTier>,
         clock: Arc<dyn Clock>,
-    ) -> std::io::Result<(Self, mpsc::Receiver<EngineEvent>, JoinHandle<()>)> {
+    ) -> std::io::Result<(Self, mpsc::Receiver<EngineEvent>, EngineThread)> {
         let (commands, inbox) = mpsc::channel(COMMAND_QUEUE);
         let (outbox, events) = mpsc::channel(EVENT_QUEUE);
-        let info = Arc::new(engine.info().clone());
+        let (opener, early, up) = Opener::new();
+        let info = source.info().clone();
         let gauges = Arc::new(Gauges::default());
-        let scheduler = Scheduler::new(engine, config, inbox, outbox, host, clock, gauges.clone());
+        let measured = gauges.clone();
         let runtime = tokio::runtime::Handle::current();
-        let thread =
-            std::thread::Builder::new().name("kvsp-engine".into()).spawn(move || scheduler.run(&runtime))?;
-        Ok((Self { commands, info, gauges }, events, thread))
+        let thread = std::thread::Builder::new().name("kvsp-engine".into()).spawn(move || {
+            let engine = source.run()?;
+            Scheduler::new(engine, config, inbox, outbox, host, clock, measured).run(&runtime, &opener);
+            Ok(())
+        })?;
+        let max_queued = config.max_queued;
+        Ok((Self { commands, info, gauges, max_queued, early, up }, events, thread))
     }
 
     pub(crate) fn info(&self) -> &EngineInfo {
@@ -170,20 +186,53 @@ impl EngineHandle {
         &self.gauges
     }
 
-    /// Submit a request; outputs come in order, and dropping the receiver cancels it.
-    pub(crate) async fn submit(&self, request: EngineRequest) -> Result<mpsc::Receiver<Output>, SubmitError> {
-        let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Submit(request, reply)).await.map_err(|_| SubmitError::Stopped)?;
-        answer.await.map_err(|_| SubmitError::Stopped)?
+    /// Whether the engine is there.
+    pub(crate) fn is_up(&self) -> bool {
+        *self.up.borrow()
     }
 
-    /// Reserve pages for blocks that are about to be loaded, one answer a key.
+    /// Waits for the engine.
+    ///
+    /// # Errors
+    /// [`EngineStopped`] where it never comes.
+    pub(crate) async fn until_up(&self) -> Result<(), EngineStopped> {
+        self.up.clone().wait_for(|up| *up).await.map(drop).map_err(|_| EngineStopped)
+    }
+
+    /// Requests that wait, those for an engine that is not there yet among them.
+    pub(crate) fn queued(&self) -> u64 {
+        Gauges::read(&self.gauges.queued) + self.early.waiting() as u64
+    }
+
+    /// Submit a request; outputs come in order, and dropping the receiver cancels it.
+    pub(crate) async fn submit(&self, request: EngineRequest) -> Result<mpsc::Receiver<Output>, SubmitError> {
+        let (output, outputs) = mpsc::channel(request.most_outputs());
+        let later = self.early.submit(self.max_queued, (request, output), |request, output| {
+            self.commands.try_send(Command::Submit(request, output, None)).map_err(|error| match error {
+                mpsc::error::TrySendError::Full(_) => SubmitError::QueueFull,
+                mpsc::error::TrySendError::Closed(_) => SubmitError::Stopped,
+            })
+        })?;
+        if let Some((request, output)) = later {
+            let (reply, answer) = oneshot::channel();
+            let command = Command::Submit(request, output, Some(reply));
+            self.commands.send(command).await.map_err(|_| SubmitError::Stopped)?;
+            answer.await.map_err(|_| SubmitError::Stopped)??;
+        }
+        Ok(outputs)
+    }
+
+    /// Reserve pages for blocks that are about to be loaded, one answer a key. While the engine is not there yet
+    /// it has no room for any.
     pub(crate) async fn expect(
         &self,
         scope: ScopeId,
         keys: Vec<BlockKey>,
         pin: Option<Pin>,
     ) -> Result<Vec<Expectation>, EngineStopped> {
+        if !self.is_up() {
+            return Ok(vec![Expectation::NoRoom; keys.len()]);
+        }
         let (reply, answer) = oneshot::channel();
         let command = Command::Expect { scope, keys, pin, reply };
         self.commands.send(command).await.map_err(|_| EngineStopped)?;

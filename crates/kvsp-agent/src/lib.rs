@@ -34,6 +34,7 @@ use kvsp_proto::uri::BaseUri;
 use tokio_util::task::TaskTracker;
 
 pub use config::AgentConfig;
+pub use engine::{BuildError, EngineDiffers, EngineSource};
 pub use service::{AgentParts, serve};
 
 /// What the parts of an instance share.

@@ -1,7 +1,8 @@
 //! Router and life of an instance.
 
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
@@ -19,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::copies::{self, Copies};
-use crate::engine::{EngineHandle, HostTier, SchedulerConfig, ScopedKey};
+use crate::engine::{EngineHandle, EngineSource, EngineThread, HostTier, SchedulerConfig, ScopedKey};
 use crate::lifecycle::Lifecycle;
 use crate::links::Links;
 use crate::load::LoadCounters;
@@ -33,8 +34,8 @@ const DRAIN: Duration = Duration::from_secs(10);
 
 /// What an instance is made of.
 pub struct AgentParts<E> {
-    /// The engine; it gets a thread of its own.
-    pub engine: E,
+    /// The engine, or what builds it; it gets a thread of its own.
+    pub engine: EngineSource<E>,
     /// The engine's tokenizer.
     pub tokenizer: Arc<dyn Tokenizer>,
     /// Keys of the scopes in which the instance shares blocks; the first is the default.
@@ -61,10 +62,12 @@ impl HostTier for Host {
     }
 }
 
-/// Serve until `stop`; `ready` is called once requests are taken. Then take no new work, finish what runs, withdraw the replicas and end.
+/// Serve until `stop`; then take no new work, finish what runs, withdraw the replicas and end. While the engine is
+/// being built the instance is there, and active: it takes prefetches, and requests wait. `ready` is called once
+/// they are answered.
 ///
 /// # Errors
-/// [`ServeError`].
+/// [`ServeError`]; that the engine could not be built, or broke, among them.
 pub async fn serve<E: Engine>(
     config: AgentConfig,
     bound: Bound,
@@ -89,7 +92,7 @@ pub async fn serve<E: Engine>(
         max_queued: config.max_queued,
         chunk_tokens: config.chunk_tokens.max(1),
     };
-    let (engine, engine_events, _thread) =
+    let (engine, engine_events, engine_thread) =
         EngineHandle::spawn(parts.engine, scheduling, host, parts.clock.clone())
             .map_err(ServeError::setup)?;
     let (copies, queue) = match &config.holder {
@@ -157,18 +160,37 @@ pub async fn serve<E: Engine>(
         limits: agent.config.limits,
     };
     let routes = routes(agent.clone()).merge(blocks.router());
-    let is_ready = Arc::new(AtomicBool::new(true));
-    ready();
-    let served = bound.serve(routes, facts, metrics, is_ready, listening).await;
+    let is_ready = Arc::new(AtomicBool::new(false));
+    let served = {
+        let mut serving = pin!(bound.serve(routes, facts, metrics, is_ready.clone(), listening));
+        tokio::select! {
+            served = &mut serving => served,
+            up = agent.engine.until_up() => {
+                if up.is_ok() {
+                    is_ready.store(true, Ordering::Release);
+                    ready();
+                }
+                serving.await
+            }
+        }
+    };
     agent.sessions.stop_all(agent.clock.now());
     withdraw.cancel();
     // A publisher that panicked has nothing left to withdraw with; its records run out by themselves.
     drop(publisher.await);
     background.iter().for_each(tokio::task::JoinHandle::abort);
     if engine_ended.is_cancelled() {
-        return Err(ServeError::setup("the engine thread ended; see the log"));
+        return Err(why_it_ended(engine_thread).await);
     }
     served
+}
+
+/// Why an engine thread ended that should not have.
+async fn why_it_ended(thread: EngineThread) -> ServeError {
+    match tokio::task::spawn_blocking(move || thread.join()).await {
+        Ok(Ok(Err(error))) => ServeError::setup(error),
+        _ => ServeError::setup("the engine thread ended; see the log"),
+    }
 }
 
 /// Handle the engine's events. The engine thread outlives its handles, so an end of the events while the

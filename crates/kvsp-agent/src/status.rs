@@ -30,7 +30,7 @@ impl Agent {
             epoch: self.epoch,
             state: self.lifecycle.get(),
             running: Gauges::read(&gauges.running),
-            queued: Gauges::read(&gauges.queued),
+            queued: self.engine.queued(),
             batch_size: self.config.max_running as u64,
             kv_utilization: gauges.kv_utilization(),
             prefill_tokens_per_s: gauges.prefill_tokens_per_s.get(),
@@ -46,8 +46,8 @@ impl Agent {
 
     /// Whether nothing runs and nothing waits, no session either.
     pub(crate) fn is_idle(&self) -> bool {
-        let gauges = self.engine.gauges();
-        Gauges::read(&gauges.running) + Gauges::read(&gauges.queued) == 0 && self.sessions.open_count() == 0
+        Gauges::read(&self.engine.gauges().running) + self.engine.queued() == 0
+            && self.sessions.open_count() == 0
     }
 }
 

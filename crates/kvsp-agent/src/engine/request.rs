@@ -36,6 +36,13 @@ pub(crate) struct EngineRequest {
     pub(crate) pace: Option<Arc<Pace>>,
 }
 
+impl EngineRequest {
+    /// Most outputs: the start, every token and the end, so that sending one never waits for a slow client.
+    pub(super) fn most_outputs(&self) -> usize {
+        self.max_tokens.saturating_sub(self.generated.len()).saturating_add(3)
+    }
+}
+
 /// How many output tokens a request may have: raised by who watches what became of them, read by the engine.
 #[derive(Debug)]
 pub(crate) struct Pace {

@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 
 use super::pages::{PageTable, Slot};
 use super::sequence::{Running, Sequence};
+use super::start::Opener;
 use super::{Command, EngineEvent, Gauges, HostTier, Output, SchedulerConfig};
 use admission::Attached;
 use export::Export;
@@ -100,11 +101,16 @@ impl<E: Engine> Scheduler<E> {
         }
     }
 
-    /// Run until every handle is gone.
-    pub(super) fn run(mut self, runtime: &Handle) {
+    /// Take what waited for the engine, then run until every handle is gone.
+    pub(super) fn run(mut self, runtime: &Handle, opener: &Opener) {
         if let Err(error) = self.calibrate() {
             tracing::error!(%error, "the engine cannot compute");
         }
+        opener.open(|| {
+            while let Ok(command) = self.commands.try_recv() {
+                self.handle(command);
+            }
+        });
         while self.receive(runtime) {
             self.progressed = false;
             self.expire_pins();
@@ -127,7 +133,7 @@ impl<E: Engine> Scheduler<E> {
             let vocab = self.engine.info().vocab.max(1);
             let tokens: Vec<u32> = (0..tokens).map(|i| (i * 7 % vocab) as u32).collect();
             let (count, begin) = (tokens.len(), Instant::now());
-            let span = Span { tokens, position: 0, pages: pages.clone(), logits: true };
+            let span = Span { tokens, position: 0, first_page: 0, pages: pages.clone(), logits: true };
             let mut pass = self.engine.begin(vec![span])?;
             while self.engine.next_layer(&pass).is_some() {
                 self.engine.step_layer(&mut pass)?;
@@ -189,10 +195,12 @@ impl<E: Engine> Scheduler<E> {
 
     fn handle(&mut self, command: Command) {
         match command {
-            Command::Submit(request, reply) => {
-                let answer = self.submit(request);
-                // A caller that is gone has dropped its receiver, and the sequence is dropped with it.
-                let _ = reply.send(answer);
+            Command::Submit(request, output, reply) => {
+                let answer = self.submit(request, output, reply.is_none());
+                if let Some(reply) = reply {
+                    // A caller that is gone has dropped its receiver, and the sequence is dropped with it.
+                    let _ = reply.send(answer);
+                }
             }
             Command::Expect { scope, keys, pin, reply } => {
                 let _ = reply.send(self.expect(scope, &keys, pin));
@@ -365,6 +373,7 @@ impl<E: Engine> Scheduler<E> {
         Span {
             tokens: sequence.tokens[sequence.computed..end].to_vec(),
             position: sequence.computed,
+            first_page: 0,
             pages: sequence.pages.clone(),
             logits: end == sequence.tokens.len(),
         }

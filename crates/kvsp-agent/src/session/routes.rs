@@ -23,7 +23,6 @@ use super::start::{is_deterministic, no_scope_key, output_config};
 use super::table::Opened;
 use super::{Facts, Phase, Session, SessionCounters, driver, stream};
 use crate::Agent;
-use crate::engine::Gauges;
 
 /// How long the answer to a resume waits to learn whether the prompt is needed. Later it is told to the front
 /// end alone, which connects in any case.
@@ -47,8 +46,7 @@ pub(crate) async fn resume(
     }
     agent.lifecycle.require_active()?;
     let controller = require_controller(&agent)?;
-    let queued = Gauges::read(&agent.engine.gauges().queued);
-    if queued >= agent.config.max_queued as u64 {
+    if agent.engine.queued() >= agent.config.max_queued as u64 {
         let full = Problem::new(ProblemType::Overloaded, "the instance's queue is full; try again");
         return Err(full.retry_after(1).into());
     }

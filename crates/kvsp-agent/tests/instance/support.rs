@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Request;
-use kvsp_agent::{AgentConfig, AgentParts};
+use kvsp_agent::{AgentConfig, AgentParts, EngineSource};
 use kvsp_blocks::{BlocksConfig, BlocksDeps};
 use kvsp_client::{BlockQuery, Client, ClientConfig, StreamedBody};
 use kvsp_engine::Engine as _;
@@ -331,7 +331,7 @@ impl Instance {
         let descriptor = engine.info().descriptor.clone();
         let index = setup.agent.index.clone();
         let parts = AgentParts {
-            engine,
+            engine: EngineSource::of(engine),
             tokenizer: Arc::new(kvsp_llama::tokenizer(&source).unwrap()),
             scopes: if setup.shares { vec![Arc::new(scope_key())] } else { Vec::new() },
             blocks: BlocksConfig { host_octets: setup.host_octets, index, ..BlocksConfig::default() },

@@ -21,20 +21,23 @@ pub(super) enum Attached {
 }
 
 impl<E: Engine> Scheduler<E> {
-    pub(super) fn submit(&mut self, request: EngineRequest) -> Result<mpsc::Receiver<Output>, SubmitError> {
-        if self.waiting.len() >= self.config.max_queued {
+    /// Take a request; one that waited for the engine (`early`) was counted already.
+    pub(super) fn submit(
+        &mut self,
+        request: EngineRequest,
+        output: mpsc::Sender<Output>,
+        early: bool,
+    ) -> Result<(), SubmitError> {
+        if !early && self.waiting.len() >= self.config.max_queued {
             return Err(SubmitError::QueueFull);
         }
-        // Room for the start, every token and the end: sending never waits for a slow client.
-        let left = request.max_tokens.saturating_sub(request.generated.len());
-        let (output, receiver) = mpsc::channel(left.saturating_add(3));
         let compat = self.engine.info().descriptor.compat_id();
         let block_tokens = self.engine.info().descriptor.block_tokens;
         self.arrivals += 1;
         let arrival = (self.arrivals, self.clock.now());
         self.waiting.push_back(Sequence::new(request, compat, block_tokens, output, arrival));
         self.report();
-        Ok(receiver)
+        Ok(())
     }
 
     pub(super) fn expire_pins(&mut self) {

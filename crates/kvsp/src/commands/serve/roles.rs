@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvsp_agent::AgentParts;
+use kvsp_agent::{AgentParts, EngineSource};
 use kvsp_blocks::BlocksDeps;
 use kvsp_client::{Client, ClientConfig};
 use kvsp_engine::Tokenizer;
@@ -166,7 +166,7 @@ impl Fleet {
         let (bound, ready) = self.bind("instance").await?;
         let around = self.around.clone();
         let parts = AgentParts {
-            engine,
+            engine: EngineSource::of(engine),
             tokenizer,
             scopes,
             blocks: config.instance_blocks.clone(),
