@@ -90,19 +90,10 @@ impl Client {
         key: BlockKey,
         query: &BlockQuery,
     ) -> Result<FetchedBlock, ClientError> {
-        let Coming { headers, body, repr_digest: wanted } =
+        let Coming { headers, body, repr_digest } =
             self.begin_block(holder, compat, scope, key, query).await?;
         let limits = self.container_limits();
-        let mut hasher = Hasher::new();
-        let octets = self
-            .receive(body, limits.max_octets, |piece| {
-                hasher.update(piece);
-                Ok(())
-            })
-            .await?;
-        if hasher.finish() != wanted.0 {
-            return Err(VerifyError::ReprDigest.into());
-        }
+        let octets = self.receive_with(body, limits.max_octets, repr_digest).await?;
         let container = Container::parse(octets, &limits).map_err(VerifyError::Container)?;
         verify::verify_request(&container, query.layers, query.codec)?;
         Ok(FetchedBlock { container, max_age_s: max_age_s(&headers), etag: text(&headers, ETAG.as_str()) })
@@ -223,18 +214,9 @@ impl Client {
         key: BlockKey,
         container: Bytes,
     ) -> Result<(), ClientError> {
-        let digest = if container.len() < HASH_ELSEWHERE_OCTETS {
-            ReprDigest::of(&container)
-        } else {
-            let octets = container.clone();
-            elsewhere(move || ReprDigest::of(&octets)).await?
-        };
-        let mut call =
-            Call::new(Method::PUT, path::block(compat, scope, key)).with_body(MEDIA_BLOCK, container);
+        let call = Call::new(Method::PUT, path::block(compat, scope, key));
+        let mut call = call.digested(MEDIA_BLOCK, container).await?;
         call.headers.insert(IF_NONE_MATCH, HeaderValue::from_static("*"));
-        let digest = HeaderValue::try_from(digest.to_string())
-            .map_err(|_| ClientError::protocol("the digest is not a field value"))?;
-        call.headers.insert(REPR_DIGEST, digest);
         self.call_empty(holder, call).await
     }
 
@@ -250,6 +232,33 @@ impl Client {
         key: BlockKey,
     ) -> Result<(), ClientError> {
         self.call_empty(holder, Call::delete(path::block(compat, scope, key))).await
+    }
+
+    /// A whole body that has the `Repr-Digest` of its headers, at most `max` octets.
+    pub(crate) async fn receive_digested(
+        &self,
+        headers: &HeaderMap,
+        body: StreamedBody,
+        max: u64,
+    ) -> Result<Bytes, ClientError> {
+        // Before the octets: an answer without a digest is not worth receiving.
+        let wanted = repr_digest(headers)?.ok_or(VerifyError::NoReprDigest)?;
+        self.receive_with(body, max, wanted).await
+    }
+
+    async fn receive_with(
+        &self,
+        body: StreamedBody,
+        max: u64,
+        wanted: ReprDigest,
+    ) -> Result<Bytes, ClientError> {
+        let mut hasher = Hasher::new();
+        let seen = |piece: &[u8]| {
+            hasher.update(piece);
+            Ok(())
+        };
+        let octets = self.receive(body, max, seen).await?;
+        if hasher.finish() == wanted.0 { Ok(octets) } else { Err(VerifyError::ReprDigest.into()) }
     }
 
     /// A whole body in one page-aligned buffer, at most `max` octets; `seen` is shown every piece as it arrives,
@@ -278,6 +287,23 @@ impl Client {
 
     pub(crate) fn container_limits(&self) -> Limits {
         Limits { max_octets: self.config().max_container_octets, max_layers: self.config().max_layers }
+    }
+}
+
+impl Call {
+    /// With a body that its `Repr-Digest` protects.
+    pub(crate) async fn digested(self, media: &'static str, body: Bytes) -> Result<Self, ClientError> {
+        let digest = if body.len() < HASH_ELSEWHERE_OCTETS {
+            ReprDigest::of(&body)
+        } else {
+            let octets = body.clone();
+            elsewhere(move || ReprDigest::of(&octets)).await?
+        };
+        let digest = HeaderValue::try_from(digest.to_string())
+            .map_err(|_| ClientError::protocol("the digest is not a field value"))?;
+        let mut call = self.with_body(media, body);
+        call.headers.insert(REPR_DIGEST, digest);
+        Ok(call)
     }
 }
 

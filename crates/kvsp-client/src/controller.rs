@@ -1,7 +1,7 @@
 //! Calls to the Placement Controller (draft sections 6.3 and 6.4).
 
 use http::Method;
-use kvsp_proto::message::{InstanceList, PlacementAnswer, PlacementRequest, StateBody};
+use kvsp_proto::message::{InstanceList, PlacementAnswer, PlacementRequest, StateBody, StateOrder};
 use kvsp_proto::path;
 use kvsp_proto::record::InstanceState;
 use kvsp_proto::uri::BaseUri;
@@ -40,7 +40,20 @@ impl Client {
         instance: &BaseUri,
         state: InstanceState,
     ) -> Result<StateBody, ClientError> {
+        self.order_instance_state(controller, instance, StateOrder { state, migrate: false }).await
+    }
+
+    /// Has the controller put an instance into a state, and its sessions elsewhere where that is wanted.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn order_instance_state(
+        &self,
+        controller: &BaseUri,
+        instance: &BaseUri,
+        order: StateOrder,
+    ) -> Result<StateBody, ClientError> {
         let path = path::instance_state(instance);
-        self.call_json(controller, Call::json(Method::PUT, path, &StateBody { state })?).await
+        self.call_json(controller, Call::json(Method::PUT, path, &order)?).await
     }
 }

@@ -1,5 +1,6 @@
 //! The KVSP wire: identifiers, descriptors, block keys, containers, records, problems and paths; no I/O.
 
+pub mod attention;
 pub mod block_key;
 pub mod codec;
 pub mod container;

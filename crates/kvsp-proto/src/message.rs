@@ -6,6 +6,7 @@ mod placement;
 mod prefetch;
 mod root;
 mod session;
+mod shard;
 
 pub use index::{
     BatchAnswer, BatchRequest, Detail, LookupAnswer, LookupBlock, LookupRequest, ReplicaList, ReplicaName,
@@ -14,6 +15,7 @@ pub use index::{
 pub use lease::{LeaseAnswer, LeaseRequest, RenewRequest};
 pub use placement::{
     Candidate, InstanceList, InstanceView, PlacedSession, PlacementAnswer, PlacementRequest, StateBody,
+    StateOrder,
 };
 pub use prefetch::{
     DirectiveBlock, DirectiveState, DirectiveStatus, FailedBlock, FailureReason, LayerOrder,
@@ -23,4 +25,10 @@ pub use root::{Limits, ServiceRoot};
 pub use session::{
     CheckpointAppend, FailoverRequest, Needs, PromptRequest, ResumeAnswer, ResumeRequest, SessionAck,
     SessionList, SessionState, SessionView, TokenEvent,
+};
+pub use shard::{
+    BadMapId, BadTokenRange, FetchRange, HeldView, LengthAnswer, LengthRequest, MAX_RESHARD_MS, MAX_SHARDS,
+    MapCreate, MapId, MapList, MapVersion, MapView, OpenContext, PendingReshard, Phase, PrefillAnswer,
+    PrefillRequest, ReshardAnswer, ReshardMessage, ReshardPlan, ReshardRequest, Shard, TokenRange,
+    check_shards,
 };

@@ -5,6 +5,7 @@
 use uuid::Uuid;
 
 use crate::id::{BlockKey, CompatId, ScopeId};
+use crate::message::{MapId, TokenRange};
 use crate::uri::{BaseUri, HolderUri};
 
 /// Media type of every JSON body sent.
@@ -30,6 +31,11 @@ pub const SESSION_HEADER: &str = "kvsp-session";
 pub const SESSION_EPOCH_HEADER: &str = "kvsp-session-epoch";
 /// The header of a token stream that tells what the instance waits for.
 pub const SESSION_NEEDS_HEADER: &str = "kvsp-session-needs";
+
+/// The header by which an inference request names the map over which its context is split (an extension).
+pub const MAP_HEADER: &str = "kvsp-map";
+/// Media type of queries and partial attention (extension `group-attention`).
+pub const MEDIA_ATTENTION: &str = "application/kvsp-attention";
 
 /// One replica record.
 pub const REPLICA_ROUTE: &str = "replicas/{compat}/{scope}/{block_key}/{holder}";
@@ -89,6 +95,22 @@ pub const SESSION_PROMPT_ROUTE: &str = "sessions/{session}/prompt";
 pub const SESSION_TOKENS_ROUTE: &str = "sessions/{session}/tokens";
 /// The answer of a session, for a client of the gateway that comes back.
 pub const STREAM_ROUTE: &str = "v1/streams/{session}";
+/// All maps of the controller (an extension).
+pub const MAPS: &str = "maps";
+/// One map, of the controller; at an instance (an extension) what it holds of the context.
+pub const MAP_ROUTE: &str = "maps/{map}";
+/// The order to split a map anew.
+pub const MAP_RESHARD_ROUTE: &str = "maps/{map}/reshard";
+/// What a member of a map is told.
+pub const RESHARD: &str = "reshard";
+/// K and V of a range of tokens at a member.
+pub const MAP_TOKENS_ROUTE: &str = "maps/{map}/{version}/tokens";
+/// Partial attention at a member (extension `group-attention`).
+pub const MAP_ATTENTION_ROUTE: &str = "maps/{map}/{version}/attention";
+/// The order to a member to compute K and V (extension `group-attention`).
+pub const MAP_PREFILL_ROUTE: &str = "maps/{map}/{version}/prefill";
+/// The controller's question to the leader of a context (extension `group-attention`).
+pub const MAP_LENGTH_ROUTE: &str = "maps/{map}/{version}/length";
 /// Text completions, of an instance and of the gateway (OpenAI API).
 pub const COMPLETIONS: &str = "v1/completions";
 /// Chat completions of the gateway (OpenAI API).
@@ -202,4 +224,40 @@ pub fn session_prompt(session: Uuid) -> String {
 #[must_use]
 pub fn session_tokens(session: Uuid, from: u64) -> String {
     format!("sessions/{session}/tokens?from={from}")
+}
+
+/// A map.
+#[must_use]
+pub fn map(map: &MapId) -> String {
+    format!("maps/{map}")
+}
+
+/// The order to split a map anew.
+#[must_use]
+pub fn map_reshard(map: &MapId) -> String {
+    format!("maps/{map}/reshard")
+}
+
+/// K and V of a range of tokens at a member.
+#[must_use]
+pub fn map_tokens(map: &MapId, version: u64, range: TokenRange) -> String {
+    format!("maps/{map}/{version}/tokens?range={range}")
+}
+
+/// Partial attention at a member.
+#[must_use]
+pub fn map_attention(map: &MapId, version: u64) -> String {
+    format!("maps/{map}/{version}/attention")
+}
+
+/// The order to a member to compute K and V.
+#[must_use]
+pub fn map_prefill(map: &MapId, version: u64) -> String {
+    format!("maps/{map}/{version}/prefill")
+}
+
+/// The controller's question to the leader of a context.
+#[must_use]
+pub fn map_length(map: &MapId, version: u64) -> String {
+    format!("maps/{map}/{version}/length")
 }

@@ -3,6 +3,7 @@
 use axum::extract::{FromRequestParts, RawPathParams};
 use http::request::Parts;
 use kvsp_proto::id::{BlockKey, CompatId, ScopeId};
+use kvsp_proto::message::{BadMapId, MapId};
 use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_proto::uri::{BaseUri, HolderUri};
 use uuid::Uuid;
@@ -58,14 +59,9 @@ impl PathSegment for u64 {
     }
 }
 
-/// A map or model identifier: 1–128 of `A-Z a-z 0-9 . _ -`.
-impl PathSegment for String {
+impl PathSegment for MapId {
     fn from_segment(text: &str) -> Result<Self, Problem> {
-        let valid = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c);
-        if (1..=128).contains(&text.len()) && text.bytes().all(valid) {
-            return Ok(text.to_owned());
-        }
-        Err(Problem::new(ProblemType::BadIdentifier, "expected 1 to 128 of A-Z a-z 0-9 . _ -"))
+        text.parse().map_err(|error: BadMapId| Problem::new(ProblemType::BadIdentifier, error.to_string()))
     }
 }
 
@@ -138,11 +134,10 @@ mod tests {
 
     #[test]
     fn segments_come_in_order() {
-        let (scope, map) =
-            <(ScopeId, String)>::from_segments([&*"0a".repeat(16), "m.1"].into_iter()).unwrap();
-        assert_eq!((scope, &*map), (ScopeId([10; 16]), "m.1"));
-        assert!(<(ScopeId, String)>::from_segments([&*"0a".repeat(16)].into_iter()).is_err());
-        assert!(String::from_segment("a/b").is_err() && String::from_segment(&"a".repeat(129)).is_err());
+        let (scope, map) = <(ScopeId, MapId)>::from_segments([&*"0a".repeat(16), "m.1"].into_iter()).unwrap();
+        assert_eq!((scope, map.as_str()), (ScopeId([10; 16]), "m.1"));
+        assert!(<(ScopeId, MapId)>::from_segments([&*"0a".repeat(16)].into_iter()).is_err());
+        assert!(MapId::from_segment("a/b").is_err() && MapId::from_segment(&"a".repeat(129)).is_err());
         assert!(u64::from_segment("+1").is_err() && u64::from_segment("18446744073709551616").is_err());
         assert_eq!(u64::from_segment("18446744073709551615"), Ok(u64::MAX));
     }

@@ -8,10 +8,10 @@ use crate::registry::Codec;
 /// A container contradicts the descriptor (`kvsp-container-mismatch`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum GeometryError {
-    /// The token count is not the block size.
-    #[error("{got} tokens where a block has {expected}")]
+    /// The token count is not that of a block, or of the range asked for.
+    #[error("{got} tokens where {expected} belong")]
     Tokens {
-        /// The descriptor's `block_tokens`.
+        /// The descriptor's `block_tokens`, or the tokens of the range.
         expected: u32,
         /// The container's token count.
         got: u32,
@@ -62,7 +62,16 @@ impl Container {
     /// # Errors
     /// See [`GeometryError`].
     pub fn check_geometry(&self, descriptor: &Descriptor) -> Result<(), GeometryError> {
-        let (expected, got) = (descriptor.block_tokens, self.token_count());
+        self.check_geometry_of(descriptor, descriptor.block_tokens)
+    }
+
+    /// As [`Container::check_geometry`], of `expected` tokens instead of a block's: a range of a context that is
+    /// split by tokens (draft section 6.9).
+    ///
+    /// # Errors
+    /// See [`GeometryError`].
+    pub fn check_geometry_of(&self, descriptor: &Descriptor, expected: u32) -> Result<(), GeometryError> {
+        let got = self.token_count();
         if got != expected {
             return Err(GeometryError::Tokens { expected, got });
         }

@@ -6,10 +6,11 @@ use uuid::Uuid;
 
 use crate::id::{BlockKey, CompatId, ScopeId};
 use crate::json;
+use crate::message::MapVersion;
 use crate::record::{InstanceState, InstanceStatus, RecordError};
 use crate::uri::BaseUri;
 
-/// `{"state": …}`: the answer to a status and the body of `PUT state`.
+/// `{"state": …}`: the answer to a status and the body of `PUT {ii}state`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateBody {
     /// The state.
@@ -22,16 +23,39 @@ impl StateBody {
     /// # Errors
     /// [`RecordError`]; invalid for anything but `active`, `draining` or `sleeping`.
     pub fn from_json(body: &[u8]) -> Result<Self, RecordError> {
+        StateOrder::from_json(body).map(|StateOrder { state, .. }| Self { state })
+    }
+}
+
+/// The body of `PUT {pc}instances/{uri64}/state`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateOrder {
+    /// The state.
+    pub state: InstanceState,
+    /// Whether the instance's sessions go on elsewhere instead of being finished there (an extension of ours).
+    /// It counts with `draining` and `sleeping`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub migrate: bool,
+}
+
+impl StateOrder {
+    /// Read a state that is ordered.
+    ///
+    /// # Errors
+    /// [`RecordError`]; invalid for anything but `active`, `draining` or `sleeping`.
+    pub fn from_json(body: &[u8]) -> Result<Self, RecordError> {
         #[derive(Deserialize)]
         #[serde(expecting = "an object")]
         struct Wire {
             state: String,
+            #[serde(default)]
+            migrate: bool,
         }
         use InstanceState::{Active, Draining, Sleeping};
-        let wire: Wire = json::from_slice(body)?;
-        let state = [Active, Draining, Sleeping].into_iter().find(|state| state.as_str() == wire.state);
+        let Wire { state, migrate } = json::from_slice(body)?;
+        let state = [Active, Draining, Sleeping].into_iter().find(|known| known.as_str() == state);
         let why = "member state is not active, draining or sleeping";
-        state.map(|state| Self { state }).ok_or_else(|| RecordError::Invalid(why.to_owned()))
+        state.map(|state| Self { state, migrate }).ok_or_else(|| RecordError::Invalid(why.to_owned()))
     }
 }
 
@@ -110,6 +134,9 @@ pub struct PlacementAnswer {
     /// The directive's status resource, where one was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefetch: Option<String>,
+    /// The shard map that the context is split by, where it is (an extension of ours).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub map: Option<MapVersion>,
 }
 
 /// One instance as the controller sees it.
@@ -118,6 +145,15 @@ pub struct InstanceView {
     /// Its last status, with the state that the controller holds it to be in.
     #[serde(flatten)]
     pub status: InstanceStatus,
+    /// The state that it is to be in (this and the next two are extensions of ours).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wanted: Option<InstanceState>,
+    /// Sessions that it has, or is being given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sessions: Option<u64>,
+    /// Shards of maps that it has, or is being given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shards: Option<u64>,
 }
 
 /// `GET {pc}instances`.
@@ -125,4 +161,22 @@ pub struct InstanceView {
 pub struct InstanceList {
     /// Instances ordered by URI.
     pub instances: Vec<InstanceView>,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_order_says_whether_sessions_go_elsewhere() {
+        let order = |body: &str| StateOrder::from_json(body.as_bytes());
+        let draining = |migrate| StateOrder { state: InstanceState::Draining, migrate };
+        assert_eq!(order(r#"{"state":"draining"}"#).unwrap(), draining(false));
+        assert_eq!(order(r#"{"state":"draining","migrate":true,"x":1}"#).unwrap(), draining(true));
+        assert_eq!(serde_json::to_value(draining(false)).unwrap(), json!({"state": "draining"}));
+        assert!(matches!(order(r#"{"state":"draining","migrate":1}"#), Err(RecordError::Json(_))));
+        assert!(matches!(order(r#"{"state":"failed"}"#), Err(RecordError::Invalid(_))));
+    }
 }

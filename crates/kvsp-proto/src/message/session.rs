@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::MapId;
 use crate::json;
 use crate::record::{RecordError, SamplerState, SessionCheckpoint};
 use crate::uri::BaseUri;
@@ -130,6 +131,9 @@ pub struct ResumeRequest {
     /// What the front end gave with the placement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub continuation: Option<Value>,
+    /// An extension: the map over which the session's context is split.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::present")]
+    pub map: Option<MapId>,
 }
 
 impl ResumeRequest {

@@ -153,6 +153,10 @@ impl InstanceStatus {
         if status.state == InstanceState::Failed {
             return Err(RecordError::invalid("member state: failed cannot be reported"));
         }
+        // An instance asks for nothing but sleep: only the controller drains and wakes.
+        if status.requested_state.is_some_and(|state| state != InstanceState::Sleeping) {
+            return Err(RecordError::invalid("member requested_state is not sleeping or null"));
+        }
         Ok(status)
     }
 
@@ -255,6 +259,9 @@ mod tests {
             ("state", json!("busy")),
             ("kv_utilization", json!(1.5)),
             ("requested_state", json!("failed")),
+            ("requested_state", json!("active")),
+            ("requested_state", json!("draining")),
+            ("requested_state", json!("awake")),
             ("instance", json!("https://ii7.example")),
         ] {
             let mut record = sample.clone();

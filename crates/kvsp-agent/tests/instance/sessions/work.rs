@@ -151,6 +151,7 @@ pub(super) async fn resume(
         epoch,
         checkpoint: checkpoint.clone(),
         continuation: Some(json!({"max_tokens": max_tokens, "front_end": {}})),
+        map: None,
     };
     client().resume(&instance.base, checkpoint.session, &request).await.unwrap()
 }

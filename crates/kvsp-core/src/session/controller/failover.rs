@@ -155,7 +155,7 @@ impl Sessions {
             Some(checkpoint) => {
                 let epoch = entry.head.epoch;
                 let continuation = entry.head.continuation.clone();
-                let request = Box::new(ResumeRequest { epoch, checkpoint, continuation });
+                let request = Box::new(ResumeRequest { epoch, checkpoint, continuation, map: None });
                 if let Some(failover) = &mut entry.failover {
                     failover.attempts = failover.attempts.saturating_add(1);
                 }
