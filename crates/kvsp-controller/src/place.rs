@@ -70,6 +70,7 @@ impl ControllerService {
             cost_us: best.candidate.cost_us,
             candidates: weighed.ranked.into_iter().map(|ranked| ranked.candidate).collect(),
             prefetch,
+            map: None,
         })
     }
 

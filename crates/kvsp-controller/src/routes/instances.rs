@@ -48,7 +48,10 @@ pub(super) async fn put_status(
 pub(super) async fn list(State(service): Service, Caller(caller): Caller) -> Result<Response, Failure> {
     caller.require_role(&Role::ALL)?;
     let instances = service.instances().list(service.now());
-    let instances = instances.into_iter().map(|status| InstanceView { status }).collect();
+    let instances = instances
+        .into_iter()
+        .map(|status| InstanceView { status, wanted: None, sessions: None, shards: None })
+        .collect();
     Ok(reply::json(StatusCode::OK, &InstanceList { instances }))
 }
 
@@ -62,7 +65,7 @@ pub(super) async fn get(
     let status = status.ok_or_else(|| {
         Problem::new(ProblemType::InstanceUnknown, "no such instance; it becomes known by its first status")
     })?;
-    Ok(reply::json(StatusCode::OK, &InstanceView { status }))
+    Ok(reply::json(StatusCode::OK, &InstanceView { status, wanted: None, sessions: None, shards: None }))
 }
 
 pub(super) async fn put_state(
