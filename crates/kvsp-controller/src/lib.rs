@@ -20,6 +20,7 @@ mod place;
 mod routes;
 mod service;
 mod sessions;
+mod tables;
 
 pub use config::{ControllerConfig, SessionSettings};
 pub use service::{Deps, serve};

@@ -7,6 +7,7 @@ use kvsp_store::state::{StateError, StateStore};
 use uuid::Uuid;
 
 use super::{Table, VERSION};
+use crate::tables;
 
 /// The state of sessions cannot be read. Nothing is guessed and nothing dropped: an operator decides.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +78,9 @@ pub(crate) fn restore(store: &dyn StateStore) -> Result<Vec<Restored>, RestoreEr
 
 fn collect(sessions: &mut BTreeMap<Uuid, Rows>, key: &[u8], value: &[u8]) -> Result<(), RestoreError> {
     let (&octet, rest) = key.split_first().ok_or(RestoreError::Table(0))?;
+    if matches!(octet, tables::INSTANCES | tables::MAPS) {
+        return Ok(());
+    }
     let table = Table::ALL.into_iter().find(|table| *table as u8 == octet);
     let table = table.ok_or(RestoreError::Table(octet))?;
     let Some((session, row)) = rest.split_first_chunk::<16>() else {
