@@ -7,14 +7,19 @@
 //! prefetch never blocks admitted work).
 
 mod detokenize;
+mod merge;
 mod sampler;
+mod split;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvsp_proto::descriptor::Descriptor;
 
 pub use detokenize::{Detokenizer, StopMatcher};
+pub use merge::{Merge, MergeError};
 pub use sampler::{Sampler, SamplerError, SamplerParams};
+pub use split::{PageRun, Partial, Queries};
 
 /// Why an engine could not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +69,11 @@ pub struct Span {
     /// Position of the first of them; positions `0..position` are already in the pages (or, layer by layer,
     /// will be before [`Engine::step_layer`] reaches that layer).
     pub position: usize,
-    /// Pages of the sequence, in order, covering at least `position + tokens.len()` tokens.
+    /// The block of the first page, 0 where all of them are here. Above 0 the pass cannot be stepped by
+    /// [`Engine::step_layer`], which needs every earlier position, only by [`Engine::project`] and
+    /// [`Engine::complete`].
+    pub first_page: usize,
+    /// Pages of the sequence from that block on, in order, holding at least the positions of `tokens`.
     pub pages: Vec<PageId>,
     /// Whether the logits after the last token are wanted.
     pub logits: bool,
@@ -92,8 +101,41 @@ pub trait Engine: Send + 'static {
     /// into their pages and reads, of this layer alone, all earlier positions.
     ///
     /// # Errors
-    /// [`EngineError::Misuse`] once all layers are done; [`EngineError::Backend`] when the arithmetic fails.
+    /// [`EngineError::Misuse`] once all layers are done or where a span lacks its first pages;
+    /// [`EngineError::Backend`] when the arithmetic fails.
     fn step_layer(&mut self, pass: &mut Self::Pass) -> Result<(), EngineError>;
+
+    /// The first half of a layer whose attention is put together by the caller: writes K and V of the new
+    /// tokens (rounded) into their pages and gives the queries of each span, in order. The pass stays at that
+    /// layer, so a step that failed elsewhere may be repeated from here, with the same result.
+    ///
+    /// # Errors
+    /// As for [`Engine::step_layer`], but no page other than those of the new tokens is needed.
+    fn project(&mut self, pass: &mut Self::Pass) -> Result<Vec<Queries>, EngineError>;
+
+    /// The second half: the rest of the layer from the attention of each span (rows × heads × `head_dim`, in
+    /// order), as [`Merge`] gives it. The pass goes on to the next layer.
+    ///
+    /// # Errors
+    /// [`EngineError::Misuse`] where the layer was not projected or for attention of other lengths;
+    /// [`EngineError::Backend`].
+    fn complete(&mut self, pass: &mut Self::Pass, attention: &[Vec<f32>]) -> Result<(), EngineError>;
+
+    /// Attention of `queries` over the keys at the positions `keys`, which lie in `pages`: a row at position p
+    /// sees those up to p. Nothing else of the pages is read, so it may be rubbish; keys beyond the last row,
+    /// which none sees, need not be there. Over all keys this gives what [`Engine::step_layer`] computes.
+    ///
+    /// # Errors
+    /// [`EngineError::Misuse`] for queries of other dimensions or beyond the context, no row, an inverted range,
+    /// an unknown layer, and keys that are in none of the pages or in one whose layer was never written;
+    /// [`EngineError::Backend`].
+    fn attend(
+        &self,
+        layer: usize,
+        pages: &PageRun,
+        keys: Range<usize>,
+        queries: &Queries,
+    ) -> Result<Partial, EngineError>;
 
     /// End a pass: for each span, in order, the logits after its last token where they were asked for.
     ///
@@ -113,6 +155,36 @@ pub trait Engine: Send + 'static {
     /// # Errors
     /// [`EngineError::Misuse`] for an unknown page or layer.
     fn read_layer(&self, page: PageId, layer: usize, out: &mut Vec<u8>) -> Result<(), EngineError>;
+
+    /// As [`Engine::write_layer`], for some tokens of a page: `k` and `v` hold those of `slots` alone. The
+    /// others are left as they are.
+    ///
+    /// # Errors
+    /// [`EngineError::SectionSize`] for wrong lengths, [`EngineError::Misuse`] for an unknown page or layer, no
+    /// slot, or slots outside a page.
+    fn write_tokens(
+        &mut self,
+        page: PageId,
+        layer: usize,
+        slots: Range<usize>,
+        k: &[u8],
+        v: &[u8],
+    ) -> Result<(), EngineError>;
+
+    /// Append the K and the V section of some tokens of a page in one layer to `k` and `v` (codec `raw`). What
+    /// was never written is zeros or what lay there before.
+    ///
+    /// # Errors
+    /// [`EngineError::Misuse`] for an unknown page or layer, one that was never written, no slot, or slots
+    /// outside a page.
+    fn read_tokens(
+        &self,
+        page: PageId,
+        layer: usize,
+        slots: Range<usize>,
+        k: &mut Vec<u8>,
+        v: &mut Vec<u8>,
+    ) -> Result<(), EngineError>;
 }
 
 /// One message of a chat.

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut hasher = Hasher::new();
     for step in 0..16 {
         let count = next.len();
-        let span = Span { tokens: next, position, pages: pages.clone(), logits: true };
+        let span = Span { tokens: next, position, first_page: 0, pages: pages.clone(), logits: true };
         let mut pass = engine.begin(vec![span])?;
         while engine.next_layer(&pass).is_some() {
             engine.step_layer(&mut pass)?;

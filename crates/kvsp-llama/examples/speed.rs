@@ -44,7 +44,8 @@ fn run(
     position: usize,
     pages: &[PageId],
 ) -> Result<Vec<f32>, Box<dyn Error>> {
-    let mut pass = engine.begin(vec![Span { tokens, position, pages: pages.to_vec(), logits: true }])?;
+    let mut pass =
+        engine.begin(vec![Span { tokens, position, first_page: 0, pages: pages.to_vec(), logits: true }])?;
     while engine.next_layer(&pass).is_some() {
         engine.step_layer(&mut pass)?;
     }

@@ -1,17 +1,17 @@
 //! The engine: a forward pass over several sequences, one layer at a time.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::ops::Range;
 
-use kvsp_engine::{Engine, EngineError, EngineInfo, PageId, Span};
-use kvsp_proto::descriptor::Descriptor;
+use kvsp_engine::{Engine, EngineError, EngineInfo, PageId, PageRun, Partial, Queries, Span};
 
-use crate::attention::{Job, backend};
+use crate::attention::{Job, Mixed, backend};
 use crate::config::Config;
 use crate::dtype::KvType;
 use crate::error::LoadError;
+use crate::info::{pool_shape, too_large};
 use crate::math;
-use crate::pool::{Pool, PoolShape};
+use crate::pool::Pool;
 use crate::rope::Angles;
 use crate::weights::{Layer, Weights};
 
@@ -36,46 +36,23 @@ pub struct LlamaPass {
     hidden: Vec<f32>,
     angles: Angles,
     layer: usize,
+    /// Whether K and V of this layer are in the pages already.
+    projected: bool,
 }
 
 /// What an engine is put together from.
 pub(crate) struct Parts {
     pub(crate) config: Config,
     pub(crate) weights: Weights,
-    pub(crate) descriptor: Descriptor,
-    pub(crate) pool_octets: u64,
+    pub(crate) info: EngineInfo,
 }
 
 impl LlamaEngine {
     pub(crate) fn new(parts: Parts) -> Result<Self, LoadError> {
-        let Parts { config, weights, descriptor, pool_octets } = parts;
-        let kv = KvType::new(descriptor.kv_dtype)?;
-        let shape = PoolShape {
-            layers: config.layers,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            block_tokens: descriptor.block_tokens as usize,
-            kv,
-        };
-        let too_large = || LoadError::Options("a page of so many tokens overflows".into());
-        let page_octets = shape.page_octets().ok_or_else(too_large)?;
-        // Page identifiers are 32 bits wide.
-        let pages =
-            usize::try_from((pool_octets / page_octets).min(u64::from(u32::MAX))).unwrap_or(usize::MAX);
-        if pages == 0 {
-            return Err(LoadError::Options(format!(
-                "a pool of {pool_octets} octets holds no page: one takes {page_octets}"
-            )));
-        }
-        let info = EngineInfo {
-            descriptor: Arc::new(descriptor),
-            max_context: config.max_context,
-            vocab: config.vocab,
-            eos: config.eos.clone(),
-            pages,
-            batch_invariant: true,
-        };
-        let pool = Pool::new(shape, pages).ok_or_else(too_large)?;
+        let Parts { config, weights, info } = parts;
+        let kv = KvType::new(info.descriptor.kv_dtype)?;
+        let shape = pool_shape(&config, &info.descriptor)?;
+        let pool = Pool::new(shape, info.pages).ok_or_else(too_large)?;
         let inverse_frequencies = config.inverse_frequencies();
         Ok(Self { info, config, weights, inverse_frequencies, kv, pool })
     }
@@ -93,7 +70,10 @@ impl LlamaEngine {
             if span.tokens.is_empty() {
                 return misuse("an empty span".into());
             }
-            if span.pages.len() < end.div_ceil(self.block_tokens()) {
+            if span.first_page > span.position / self.block_tokens() {
+                return misuse(format!("the pages begin after position {}", span.position));
+            }
+            if span.pages.len() < end.div_ceil(self.block_tokens()) - span.first_page {
                 return misuse(format!("{} pages do not hold {end} tokens", span.pages.len()));
             }
             if let Some(page) = span.pages.iter().find(|page| page.0 as usize >= self.pool.len()) {
@@ -110,7 +90,8 @@ impl LlamaEngine {
     fn check_written_pages(&self, spans: &[Span]) -> Result<(), EngineError> {
         let written = |span: &Span| {
             let end = span.position + span.tokens.len();
-            span.position / self.block_tokens()..end.div_ceil(self.block_tokens())
+            let first = span.position / self.block_tokens() - span.first_page;
+            first..end.div_ceil(self.block_tokens()) - span.first_page
         };
         let mut writers = HashSet::new();
         for span in spans {
@@ -127,6 +108,53 @@ impl LlamaEngine {
                 return Err(EngineError::Misuse(format!("page {} is written and shared", page.0)));
             }
         }
+        Ok(())
+    }
+
+    /// Refuse queries that this model has not, before anything is sized after them. Returns the keys that the
+    /// last of them sees.
+    fn check_queries(
+        &self,
+        layer: usize,
+        keys: Range<usize>,
+        queries: &Queries,
+    ) -> Result<Range<usize>, EngineError> {
+        let misuse = |why: &str| Err(EngineError::Misuse(why.into()));
+        let Config { heads, head_dim, max_context, layers, .. } = self.config;
+        if layer >= layers {
+            return misuse("there is no such layer");
+        }
+        if keys.start > keys.end {
+            return misuse("an inverted range of keys");
+        }
+        let end = queries.position.checked_add(queries.rows).filter(|&end| end <= max_context);
+        let Some(end) = end.filter(|_| queries.rows > 0) else {
+            return misuse("no queries, or some beyond the context");
+        };
+        let lengths = queries.rows * heads * head_dim;
+        if (queries.heads, queries.head_dim, queries.values.len()) != (heads, head_dim, lengths) {
+            return misuse("queries of another shape than the model's");
+        }
+        Ok(keys.start.min(end)..keys.end.min(end))
+    }
+
+    /// The first half of a layer: K and V of the new tokens into their pages; the queries of all rows.
+    fn enter_layer(&mut self, pass: &LlamaPass) -> Result<Vec<f32>, EngineError> {
+        let layer = self.weights.layers.get(pass.layer).ok_or_else(all_done)?;
+        let normed = math::rms_norm(&pass.hidden, &layer.attention_norm, self.config.rms_eps);
+        let mut qkv = layer.qkv.forward(&normed).map_err(|e| backend(&e))?;
+        enter_cache(&self.config, self.kv, &mut self.pool, pass, &mut qkv)
+    }
+
+    /// The second half, from the attention of all rows.
+    fn leave_layer(&self, pass: &mut LlamaPass, mixed: &[f32]) -> Result<(), EngineError> {
+        let layer = self.weights.layers.get(pass.layer).ok_or_else(all_done)?;
+        let update = layer.output.forward(mixed).map_err(|e| backend(&e))?;
+        math::add(&mut pass.hidden, &update);
+        let update = mlp(layer, &pass.hidden, &self.config)?;
+        math::add(&mut pass.hidden, &update);
+        pass.layer += 1;
+        pass.projected = false;
         Ok(())
     }
 
@@ -150,7 +178,7 @@ impl Engine for LlamaEngine {
         }
         let positions = spans.iter().flat_map(|span| span.position..span.position + span.tokens.len());
         let angles = Angles::new(&self.inverse_frequencies, positions);
-        Ok(LlamaPass { spans, hidden, angles, layer: 0 })
+        Ok(LlamaPass { spans, hidden, angles, layer: 0, projected: false })
     }
 
     fn next_layer(&self, pass: &LlamaPass) -> Option<usize> {
@@ -158,19 +186,59 @@ impl Engine for LlamaEngine {
     }
 
     fn step_layer(&mut self, pass: &mut LlamaPass) -> Result<(), EngineError> {
-        let Some(layer) = self.weights.layers.get(pass.layer) else {
-            return Err(EngineError::Misuse("all layers are computed".into()));
-        };
-        let eps = self.config.rms_eps;
-        let normed = math::rms_norm(&pass.hidden, &layer.attention_norm, eps);
-        let mut qkv = layer.qkv.forward(&normed).map_err(|e| backend(&e))?;
-        let queries = enter_cache(&self.config, self.kv, &mut self.pool, pass, &mut qkv)?;
+        if pass.spans.iter().any(|span| span.first_page > 0) {
+            return Err(EngineError::Misuse("the first pages of a span are elsewhere".into()));
+        }
+        let queries = self.enter_layer(pass)?;
         let mixed = attend(&self.config, &self.pool, pass, &queries)?;
-        math::add(&mut pass.hidden, &layer.output.forward(&mixed).map_err(|e| backend(&e))?);
-        let update = mlp(layer, &pass.hidden, &self.config)?;
-        math::add(&mut pass.hidden, &update);
-        pass.layer += 1;
-        Ok(())
+        self.leave_layer(pass, &mixed)
+    }
+
+    fn project(&mut self, pass: &mut LlamaPass) -> Result<Vec<Queries>, EngineError> {
+        let mut values = self.enter_layer(pass)?.into_iter();
+        pass.projected = true;
+        let Config { heads, head_dim, .. } = self.config;
+        let queries = pass.spans.iter().map(|span| {
+            let rows = span.tokens.len();
+            let values = values.by_ref().take(rows * heads * head_dim).collect();
+            Queries { position: span.position, rows, heads, head_dim, values }
+        });
+        Ok(queries.collect())
+    }
+
+    fn complete(&mut self, pass: &mut LlamaPass, attention: &[Vec<f32>]) -> Result<(), EngineError> {
+        if !pass.projected {
+            return Err(EngineError::Misuse(format!("layer {} is not projected", pass.layer)));
+        }
+        let lengths = pass.spans.iter().map(|span| span.tokens.len() * self.config.q_dim());
+        if !lengths.eq(attention.iter().map(Vec::len)) {
+            return Err(EngineError::Misuse("attention of other lengths than the spans".into()));
+        }
+        self.leave_layer(pass, &attention.concat())
+    }
+
+    fn attend(
+        &self,
+        layer: usize,
+        pages: &PageRun,
+        keys: Range<usize>,
+        queries: &Queries,
+    ) -> Result<Partial, EngineError> {
+        let keys = self.check_queries(layer, keys, queries)?;
+        let &Queries { position, rows, heads, head_dim, ref values } = queries;
+        let mut mixed = Mixed::default();
+        let job = Job {
+            config: &self.config,
+            pool: &self.pool,
+            first_page: pages.first,
+            pages: &pages.pages,
+            layer,
+            keys,
+            position,
+            queries: values,
+        };
+        job.run(&mut mixed)?;
+        Ok(Partial { rows, heads, head_dim, out: mixed.out, lse: mixed.lse })
     }
 
     fn finish(&mut self, pass: LlamaPass) -> Result<Vec<Option<Vec<f32>>>, EngineError> {
@@ -199,6 +267,28 @@ impl Engine for LlamaEngine {
     fn read_layer(&self, page: PageId, layer: usize, out: &mut Vec<u8>) -> Result<(), EngineError> {
         self.pool.read_sections(page, layer, out)
     }
+
+    fn write_tokens(
+        &mut self,
+        page: PageId,
+        layer: usize,
+        slots: Range<usize>,
+        k: &[u8],
+        v: &[u8],
+    ) -> Result<(), EngineError> {
+        self.pool.write_tokens(page, layer, slots, k, v)
+    }
+
+    fn read_tokens(
+        &self,
+        page: PageId,
+        layer: usize,
+        slots: Range<usize>,
+        k: &mut Vec<u8>,
+        v: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        self.pool.read_tokens(page, layer, slots, k, v)
+    }
 }
 
 /// Rotate queries and keys, put rounded keys and values into their pages, and return the queries (rows ×
@@ -213,10 +303,10 @@ fn enter_cache(
     let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
     let mut queries = Vec::with_capacity(pass.hidden.len() / config.hidden * q_dim);
     let places = pass.spans.iter().flat_map(|span| {
-        (span.position..span.position + span.tokens.len()).map(|position| (&span.pages, position))
+        (span.position..span.position + span.tokens.len()).map(move |position| (span, position))
     });
     let block = pool.block_tokens();
-    for ((row, x), (pages, position)) in qkv.chunks_exact_mut(q_dim + 2 * kv_dim).enumerate().zip(places) {
+    for ((row, x), (span, position)) in qkv.chunks_exact_mut(q_dim + 2 * kv_dim).enumerate().zip(places) {
         let (turned, value) = x.split_at_mut(q_dim + kv_dim);
         pass.angles.turn(row, turned, config.pairing);
         let (query, key) = turned.split_at_mut(q_dim);
@@ -224,23 +314,35 @@ fn enter_cache(
         for x in key.iter_mut().chain(value.iter_mut()) {
             *x = kv.round(*x);
         }
-        pool.put(pages[position / block], pass.layer, position % block, key, value)?;
+        pool.put(span.pages[position / block - span.first_page], pass.layer, position % block, key, value)?;
     }
     Ok(queries)
 }
 
 /// Attention of all spans: rows × heads × `head_dim`.
 fn attend(config: &Config, pool: &Pool, pass: &LlamaPass, queries: &[f32]) -> Result<Vec<f32>, EngineError> {
-    let mut out = Vec::with_capacity(queries.len());
+    let mut mixed = Mixed::default();
     let mut rest = queries;
     for span in &pass.spans {
         let (queries, later) = rest.split_at(span.tokens.len() * config.q_dim());
         rest = later;
-        let job =
-            Job { config, pool, pages: &span.pages, layer: pass.layer, position: span.position, queries };
-        job.run(&mut out)?;
+        let job = Job {
+            config,
+            pool,
+            first_page: 0,
+            pages: &span.pages,
+            layer: pass.layer,
+            keys: 0..span.position + span.tokens.len(),
+            position: span.position,
+            queries,
+        };
+        job.run(&mut mixed)?;
     }
-    Ok(out)
+    Ok(mixed.out)
+}
+
+fn all_done() -> EngineError {
+    EngineError::Misuse("all layers are computed".into())
 }
 
 fn mlp(layer: &Layer, hidden: &[f32], config: &Config) -> Result<Vec<f32>, EngineError> {

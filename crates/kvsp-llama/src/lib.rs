@@ -16,6 +16,7 @@ mod files;
 mod gguf;
 mod gguf_model;
 mod hf;
+mod info;
 mod linear;
 mod math;
 mod pool;
@@ -28,5 +29,5 @@ mod weights;
 
 pub use engine::{LlamaEngine, LlamaPass};
 pub use error::LoadError;
-pub use source::{LoadOptions, ModelFacts, ModelSource, describe, facts, load, tokenizer};
+pub use source::{LoadOptions, ModelFacts, ModelSource, Prepared, describe, facts, load, prepare, tokenizer};
 pub use tokenizer::LlamaTokenizer;

@@ -83,10 +83,26 @@ pub(crate) fn add(x: &mut [f32], y: &[f32]) {
     }
 }
 
+/// What numerators of a softmax leave out: they are e^(score − `max`), to be divided by `sum`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Denominator {
+    /// −∞ where there is no key.
+    pub(crate) max: f32,
+    /// 0 where there is no key, else at least 1 (or not a number).
+    pub(crate) sum: f32,
+}
+
+impl Denominator {
+    /// ln Σ e^score; −∞ where there is no key.
+    pub(crate) fn log_sum_exp(self) -> f32 {
+        self.max + self.sum.ln()
+    }
+}
+
 /// Turn `scores` of one query (raw products, already scaled) into softmax numerators over the first `valid`
-/// keys and zeros after them; returns their sum. Sums run over tiles of `tile` keys in ascending order, so
-/// tiles without a valid key change nothing.
-pub(crate) fn softmax_numerators(scores: &mut [f32], valid: usize, tile: usize) -> f32 {
+/// keys and zeros after them. Sums run over tiles of `tile` keys in ascending order, so tiles without a valid
+/// key change nothing.
+pub(crate) fn softmax_numerators(scores: &mut [f32], valid: usize, tile: usize) -> Denominator {
     let valid = valid.min(scores.len());
     let (seen, future) = scores.split_at_mut(valid);
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -104,7 +120,7 @@ pub(crate) fn softmax_numerators(scores: &mut [f32], valid: usize, tile: usize) 
     for tile in scores[..valid.next_multiple_of(tile).min(scores.len())].chunks(tile) {
         total += sum(tile);
     }
-    total
+    Denominator { max, sum: total }
 }
 
 #[cfg(test)]
@@ -132,10 +148,22 @@ mod tests {
             let mut short = scores[..valid.next_multiple_of(128)].to_vec();
             let a = softmax_numerators(&mut long, valid, 128);
             let b = softmax_numerators(&mut short, valid, 128);
-            assert_eq!(a.to_bits(), b.to_bits());
+            assert_eq!(a.sum.to_bits(), b.sum.to_bits());
+            assert_eq!(a.max.to_bits(), b.max.to_bits());
             assert_eq!(long[..short.len()], short[..]);
             assert!(long[valid..].iter().all(|&p| p == 0.0));
         }
+    }
+
+    #[test]
+    fn log_sum_exp_is_close_and_minus_infinity_without_a_key() {
+        let mut scores: Vec<f32> = (0..300).map(|i| ((i * 37) % 101) as f32 - 150.0).collect();
+        let want: f64 = scores[..200].iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
+        let got = softmax_numerators(&mut scores.clone(), 200, 128).log_sum_exp();
+        assert!((f64::from(got) - want).abs() < 1e-5, "{got} for {want}");
+        let none = softmax_numerators(&mut scores, 0, 128);
+        assert_eq!((none.sum, none.log_sum_exp()), (0.0, f32::NEG_INFINITY));
+        assert!(scores.iter().all(|&p| p == 0.0));
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! dimension, as `f32` values already rounded to the cache's element type: widening them on every read would
 //! cost more than their memory. Pages are allocated when first written.
 
+use std::ops::Range;
+
 use kvsp_engine::{EngineError, PageId};
 
 use crate::dtype::KvType;
@@ -44,7 +46,7 @@ pub(crate) struct Pool {
     pages: Vec<Option<Page>>,
 }
 
-/// Keys and values of a sequence in one layer, padded with zeros to `padded` tokens.
+/// Keys and values of a range of a sequence in one layer, padded with zeros to `padded` tokens.
 pub(crate) struct Gathered {
     /// kv head × dimension × token.
     pub(crate) keys: Vec<f32>,
@@ -89,32 +91,38 @@ impl Pool {
         Ok(())
     }
 
-    /// The first `tokens` tokens of a sequence in one layer.
+    /// The keys and values at the positions `keys` in one layer; `pages` begin with the block `first`.
     pub(crate) fn gather(
         &self,
+        first: usize,
         pages: &[PageId],
         layer: usize,
-        tokens: usize,
+        keys: Range<usize>,
         padded: usize,
     ) -> Result<Gathered, EngineError> {
         let PoolShape { kv_heads, head_dim, block_tokens, .. } = self.shape;
-        let used = tokens.div_ceil(block_tokens).min(pages.len());
-        let layers: Result<Vec<_>, _> = pages[..used].iter().map(|&page| self.layer(page, layer)).collect();
-        let layers = layers?;
-        let take = |page: usize| block_tokens.min(tokens - page * block_tokens);
+        let mut parts = Vec::new();
+        for block in keys.start / block_tokens..keys.end.div_ceil(block_tokens) {
+            let page = block.checked_sub(first).and_then(|at| pages.get(at)).ok_or_else(|| {
+                EngineError::Misuse(format!("the keys {}..{} are not in the pages", keys.start, keys.end))
+            })?;
+            let start = block * block_tokens;
+            let slots = keys.start.max(start) - start..(keys.end - start).min(block_tokens);
+            parts.push((self.layer(*page, layer)?, slots));
+        }
         let elements = kv_heads * head_dim * padded;
         let mut keys = Vec::with_capacity(elements);
         let mut values = Vec::with_capacity(elements);
         for row in 0..kv_heads * head_dim {
-            for (page, (source, _)) in layers.iter().enumerate() {
-                keys.extend_from_slice(&source[row * block_tokens..][..take(page)]);
+            for ((source, _), slots) in &parts {
+                keys.extend_from_slice(&source[row * block_tokens..][slots.clone()]);
             }
             keys.resize((row + 1) * padded, 0.0);
         }
         for head in 0..kv_heads {
-            for (page, (_, source)) in layers.iter().enumerate() {
-                let at = head * block_tokens * head_dim;
-                values.extend_from_slice(&source[at..][..take(page) * head_dim]);
+            for ((_, source), slots) in &parts {
+                let at = head * block_tokens;
+                values.extend_from_slice(&source[(at + slots.start) * head_dim..(at + slots.end) * head_dim]);
             }
             values.resize((head + 1) * padded * head_dim, 0.0);
         }
@@ -129,18 +137,31 @@ impl Pool {
         k: &[u8],
         v: &[u8],
     ) -> Result<(), EngineError> {
-        let want = self.half * self.shape.kv.octets();
+        self.write_tokens(page, layer, 0..self.shape.block_tokens, k, v)
+    }
+
+    /// As [`Pool::write_sections`], for some tokens of the page.
+    pub(crate) fn write_tokens(
+        &mut self,
+        page: PageId,
+        layer: usize,
+        slots: Range<usize>,
+        k: &[u8],
+        v: &[u8],
+    ) -> Result<(), EngineError> {
+        self.check_slots(&slots)?;
+        let PoolShape { kv_heads, head_dim, block_tokens, kv, .. } = self.shape;
+        let want = slots.len() * kv_heads * head_dim * kv.octets();
         for section in [k, v] {
             if section.len() != want {
                 return Err(EngineError::SectionSize { got: section.len(), want });
             }
         }
-        let PoolShape { kv_heads, head_dim, block_tokens, kv, .. } = self.shape;
         let (k, v) = (kv.decode(k), kv.decode(v));
         let (keys, values) = self.layer_mut(page, layer)?;
-        for slot in 0..block_tokens {
+        for (token, slot) in slots.enumerate() {
             for head in 0..kv_heads {
-                let from = (slot * kv_heads + head) * head_dim;
+                let from = (token * kv_heads + head) * head_dim;
                 for d in 0..head_dim {
                     keys[(head * head_dim + d) * block_tokens + slot] = k[from + d];
                 }
@@ -158,20 +179,55 @@ impl Pool {
         layer: usize,
         out: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
-        let PoolShape { kv_heads, head_dim, block_tokens, kv, .. } = self.shape;
         let (keys, values) = self.layer(page, layer)?;
-        out.reserve(2 * self.half * kv.octets());
-        for slot in 0..block_tokens {
+        let slots = 0..self.shape.block_tokens;
+        self.encode_keys(keys, slots.clone(), out);
+        self.encode_values(values, slots, out);
+        Ok(())
+    }
+
+    /// Append the raw sections of some tokens of one layer of a page.
+    pub(crate) fn read_tokens(
+        &self,
+        page: PageId,
+        layer: usize,
+        slots: Range<usize>,
+        k: &mut Vec<u8>,
+        v: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        self.check_slots(&slots)?;
+        let (keys, values) = self.layer(page, layer)?;
+        self.encode_keys(keys, slots.clone(), k);
+        self.encode_values(values, slots, v);
+        Ok(())
+    }
+
+    fn encode_keys(&self, keys: &[f32], slots: Range<usize>, out: &mut Vec<u8>) {
+        let PoolShape { kv_heads, head_dim, block_tokens, kv, .. } = self.shape;
+        out.reserve(slots.len() * kv_heads * head_dim * kv.octets());
+        for slot in slots {
             for row in 0..kv_heads * head_dim {
                 kv.encode(keys[row * block_tokens + slot], out);
             }
         }
-        for slot in 0..block_tokens {
+    }
+
+    fn encode_values(&self, values: &[f32], slots: Range<usize>, out: &mut Vec<u8>) {
+        let PoolShape { kv_heads, head_dim, block_tokens, kv, .. } = self.shape;
+        out.reserve(slots.len() * kv_heads * head_dim * kv.octets());
+        for slot in slots {
             for head in 0..kv_heads {
                 for &x in &values[(head * block_tokens + slot) * head_dim..][..head_dim] {
                     kv.encode(x, out);
                 }
             }
+        }
+    }
+
+    fn check_slots(&self, slots: &Range<usize>) -> Result<(), EngineError> {
+        if slots.is_empty() || slots.end > self.shape.block_tokens {
+            let Range { start, end } = slots;
+            return Err(EngineError::Misuse(format!("a page has no slots {start}..{end}")));
         }
         Ok(())
     }

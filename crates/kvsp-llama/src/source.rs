@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use kvsp_engine::EngineInfo;
 use kvsp_proto::descriptor::Descriptor;
 use kvsp_proto::registry::{ElementType, Layout};
 use serde_json::{Value, json};
@@ -14,6 +15,7 @@ use crate::dtype::KvType;
 use crate::engine::{LlamaEngine, Parts};
 use crate::error::LoadError;
 use crate::files::ModelFiles;
+use crate::info::engine_info;
 use crate::tiny;
 use crate::tokenizer::LlamaTokenizer;
 use crate::weights::Weights;
@@ -81,6 +83,54 @@ impl From<Config> for ModelFacts {
     }
 }
 
+/// A model that is known, digested, and not loaded.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    source: ModelSource,
+    config: Config,
+    info: EngineInfo,
+}
+
+/// Read everything of a model but its weights, and digest its files. `progress` hears octets digested of all.
+///
+/// # Errors
+/// See [`LoadError`].
+pub fn prepare(
+    source: &ModelSource,
+    options: &LoadOptions,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Prepared, LoadError> {
+    KvType::new(options.kv_dtype)?;
+    let name = name(source, options)?;
+    let config = config(source)?;
+    let descriptor = Descriptor::from_value(descriptor(&config, &digests(source, progress)?, name, options))?;
+    let info = engine_info(&config, descriptor, options.pool_octets)?;
+    Ok(Prepared { source: source.clone(), config, info })
+}
+
+impl Prepared {
+    /// The facts of the engine that [`Self::load`] gives.
+    #[must_use]
+    pub const fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+
+    /// Read the weights. `progress` hears how many of how many are in.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub fn load(self, progress: &dyn Fn(u64, u64)) -> Result<LlamaEngine, LoadError> {
+        let Self { source, config, info } = self;
+        let weights = match &source {
+            ModelSource::Tiny { seed } => {
+                Weights::load(&config, &mut tiny::TinyWeights::new(*seed), progress)?
+            }
+            ModelSource::Path(path) => Weights::load(&config, ModelFiles::open(path)?.weights(), progress)?,
+        };
+        LlamaEngine::new(Parts { config, weights, info })
+    }
+}
+
 /// Load a model. `progress` hears units done of all: first octets digested, then weights read.
 ///
 /// # Errors
@@ -90,24 +140,7 @@ pub fn load(
     options: &LoadOptions,
     progress: &dyn Fn(u64, u64),
 ) -> Result<LlamaEngine, LoadError> {
-    KvType::new(options.kv_dtype)?;
-    let name = name(source, options)?;
-    let (config, weights, digests) = match source {
-        ModelSource::Tiny { seed } => {
-            let config = tiny::config();
-            let weights = Weights::load(&config, &mut tiny::TinyWeights::new(*seed), progress)?;
-            (config, weights, tiny::digests(*seed)?)
-        }
-        ModelSource::Path(path) => {
-            let mut files = ModelFiles::open(path)?;
-            let config = files.config()?;
-            let digests = model_digests(path, progress)?;
-            let weights = Weights::load(&config, files.weights(), progress)?;
-            (config, weights, digests)
-        }
-    };
-    let descriptor = Descriptor::from_value(descriptor(&config, &digests, name, options))?;
-    LlamaEngine::new(Parts { config, weights, descriptor, pool_octets: options.pool_octets })
+    prepare(source, options, progress)?.load(progress)
 }
 
 /// The tokenizer of a model, without its weights.
@@ -140,13 +173,16 @@ pub fn describe(
 ) -> Result<Value, LoadError> {
     let name = name(source, options)?;
     let config = config(source)?;
-    let digests = match source {
-        ModelSource::Tiny { seed } => tiny::digests(*seed)?,
-        ModelSource::Path(path) => model_digests(path, progress)?,
-    };
-    let value = descriptor(&config, &digests, name, options);
+    let value = descriptor(&config, &digests(source, progress)?, name, options);
     Descriptor::from_value(value.clone())?;
     Ok(value)
+}
+
+fn digests(source: &ModelSource, progress: &dyn Fn(u64, u64)) -> Result<ModelDigests, LoadError> {
+    match source {
+        ModelSource::Tiny { seed } => tiny::digests(*seed),
+        ModelSource::Path(path) => Ok(model_digests(path, progress)?),
+    }
 }
 
 fn config(source: &ModelSource) -> Result<Config, LoadError> {

@@ -32,8 +32,13 @@ fn every_row_of_a_prefill_equals_its_decode() {
     let table = pages(&engine, 0, tokens.len());
     let other = pages(&engine, 50, tokens.len());
     for end in 1..=tokens.len() {
-        let step =
-            Span { tokens: vec![tokens[end - 1]], position: end - 1, pages: table.clone(), logits: true };
+        let step = Span {
+            tokens: vec![tokens[end - 1]],
+            position: end - 1,
+            first_page: 0,
+            pages: table.clone(),
+            logits: true,
+        };
         let decoded = pass(&mut engine, vec![step]).remove(0).unwrap();
         let whole = prefill(&mut engine, &other, &tokens[..end], 0, &[usize::MAX]);
         assert_eq!(bits(&decoded), bits(&whole), "after {end} tokens");
@@ -122,6 +127,7 @@ fn sessions_in_one_pass_do_not_touch_each_other() {
         let spans = running.iter().map(|&i| Span {
             tokens: tokens[i][done[i]..].to_vec(),
             position: done[i],
+            first_page: 0,
             pages: tables[i].clone(),
             logits: true,
         });
@@ -165,7 +171,13 @@ fn a_later_layer_may_arrive_while_an_earlier_one_is_computed() {
     let table = pages(&cold, 0, tokens.len());
     let want = prefill(&mut cold, &table, &tokens, 0, &[usize::MAX]);
     let mut warm = tiny(16, ElementType::Float16);
-    let span = Span { tokens: tokens[48..].to_vec(), position: 48, pages: table.clone(), logits: true };
+    let span = Span {
+        tokens: tokens[48..].to_vec(),
+        position: 48,
+        first_page: 0,
+        pages: table.clone(),
+        logits: true,
+    };
     let mut pass = warm.begin(vec![span]).unwrap();
     while let Some(layer) = warm.next_layer(&pass) {
         for &page in &table[..3] {
@@ -186,6 +198,7 @@ fn misuse_is_refused() {
     let span = |tokens: &[u32], position, pages: &[u32]| Span {
         tokens: tokens.to_vec(),
         position,
+        first_page: 0,
         pages: pages.iter().copied().map(PageId).collect(),
         logits: false,
     };

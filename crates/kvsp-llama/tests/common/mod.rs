@@ -54,6 +54,7 @@ pub fn prefill(
         let span = Span {
             tokens: tokens[position..end].to_vec(),
             position,
+            first_page: 0,
             pages: pages.to_vec(),
             logits: end == tokens.len(),
         };
