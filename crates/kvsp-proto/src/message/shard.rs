@@ -200,6 +200,9 @@ pub struct PendingReshard {
     pub phase: Phase,
     /// Members that have acknowledged what this phase asks of them, ordered by URI.
     pub acks: Vec<BaseUri>,
+    /// An extension: the number of the plan, see [`ReshardPlan::attempt`].
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::present")]
+    pub attempt: Option<u64>,
 }
 
 /// `GET {pc}maps/{map}`.
@@ -218,6 +221,9 @@ pub struct MapView {
     /// Its session.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "some_uuid")]
     pub session: Option<Uuid>,
+    /// An extension: the number of the plan that led to this version, absent for the first one.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::present")]
+    pub attempt: Option<u64>,
     /// A change under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<PendingReshard>,

@@ -57,6 +57,10 @@ pub struct ReshardPlan {
     /// An extension: the session.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "some_uuid")]
     pub session: Option<Uuid>,
+    /// An extension: after an abort the next plan leads to the same version again; this number, which rises with each
+    /// plan of a map, tells late messages of the former from those of the latter.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::present")]
+    pub attempt: Option<u64>,
 }
 
 impl ReshardPlan {
@@ -111,6 +115,11 @@ pub enum ReshardMessage {
         map: MapId,
         /// The version.
         version: u64,
+        /// An extension: the number of the plan.
+        attempt: Option<u64>,
+        /// An extension: of what the plan releases, ranges that are not to be discarded yet: whoever was to hold them is
+        /// lost. They are for others to fetch, and are discarded with the next commit.
+        keep: Vec<TokenRange>,
     },
     /// A version will never hold.
     Abort {
@@ -118,6 +127,8 @@ pub enum ReshardMessage {
         map: MapId,
         /// The version.
         version: u64,
+        /// An extension: the number of the plan.
+        attempt: Option<u64>,
     },
 }
 
@@ -133,6 +144,10 @@ struct Kind {
     from: Option<IgnoredAny>,
     #[serde(default, deserialize_with = "json::present")]
     to: Option<IgnoredAny>,
+    #[serde(default, deserialize_with = "json::present")]
+    attempt: Option<u64>,
+    #[serde(default)]
+    keep: Vec<TokenRange>,
 }
 
 impl ReshardMessage {
@@ -145,8 +160,15 @@ impl ReshardMessage {
         let kind: Kind = json::from_slice(body)?;
         let is_plan = kind.from.is_some() || kind.to.is_some();
         match (kind.commit, kind.abort) {
-            (Some(version), None) if !is_plan => Ok(Self::Commit { map: kind.map, version }),
-            (None, Some(version)) if !is_plan => Ok(Self::Abort { map: kind.map, version }),
+            (Some(_), None) if kind.keep.len() > MAX_RANGES => {
+                Err(RecordError::Invalid(format!("member keep has over {MAX_RANGES} entries")))
+            }
+            (Some(version), None) if !is_plan => {
+                Ok(Self::Commit { map: kind.map, version, attempt: kind.attempt, keep: kind.keep })
+            }
+            (None, Some(version)) if !is_plan => {
+                Ok(Self::Abort { map: kind.map, version, attempt: kind.attempt })
+            }
             (None, None) => Ok(Self::Plan(Box::new(json::from_slice::<ReshardPlan>(body)?.check()?))),
             _ => {
                 Err(RecordError::Invalid("the body is more than one of a plan, a commit and an abort".into()))
@@ -182,16 +204,21 @@ impl Serialize for ReshardMessage {
             commit: Option<u64>,
             #[serde(skip_serializing_if = "Option::is_none")]
             abort: Option<u64>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            attempt: Option<u64>,
+            #[serde(skip_serializing_if = "<[TokenRange]>::is_empty")]
+            keep: &'a [TokenRange],
         }
-        match self {
-            Self::Plan(plan) => plan.serialize(serializer),
-            Self::Commit { map, version } => {
-                Decision { map, commit: Some(*version), abort: None }.serialize(serializer)
+        let decision = match self {
+            Self::Plan(plan) => return plan.serialize(serializer),
+            Self::Commit { map, version, attempt, keep } => {
+                Decision { map, commit: Some(*version), abort: None, attempt: *attempt, keep }
             }
-            Self::Abort { map, version } => {
-                Decision { map, commit: None, abort: Some(*version) }.serialize(serializer)
+            Self::Abort { map, version, attempt } => {
+                Decision { map, commit: None, abort: Some(*version), attempt: *attempt, keep: &[] }
             }
-        }
+        };
+        decision.serialize(serializer)
     }
 }
 
@@ -230,7 +257,14 @@ mod tests {
 
     #[test]
     fn messages_are_read_as_they_are_written() {
-        for body in [plan(), json!({"map": "m", "commit": 5}), json!({"map": "m", "abort": 5})] {
+        for body in [
+            plan(),
+            with("attempt", json!(3)),
+            json!({"map": "m", "commit": 5}),
+            json!({"map": "m", "commit": 5, "attempt": 3, "keep": [[0, 4]]}),
+            json!({"map": "m", "abort": 5}),
+            json!({"map": "m", "abort": 5, "attempt": 3}),
+        ] {
             let message = read(&body).unwrap();
             assert_eq!(serde_json::to_value(&message).unwrap(), body);
             assert_eq!((message.map().as_str(), message.version()), ("m", 5));
