@@ -14,7 +14,7 @@ use serde::Deserialize;
 pub use sessions::SessionSettings;
 
 /// Settings of the Placement Controller.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ControllerConfig {
     /// The Index Service; without one, and while it is away, requests are placed without cache knowledge.

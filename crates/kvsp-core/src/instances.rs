@@ -3,6 +3,9 @@
 //! The Placement Controller decides states by it; the Index Service keeps statuses in it for estimates.
 
 mod entry;
+mod growth;
+mod rows;
+mod start;
 
 #[cfg(test)]
 mod tests;
@@ -18,9 +21,14 @@ use kvsp_proto::uri::BaseUri;
 
 use crate::time::Time;
 use entry::Entry;
+use rows::Unheard;
+
+pub use growth::{Growth, Sleeper, Step};
+pub use rows::{InstanceChange, InstanceRow};
+pub use start::{Held, StartId, Starts, StartsConfig};
 
 /// Bounds and policies of [`Instances`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct InstancesConfig {
     /// Most instances known, failed ones among them; a new one displaces the longest failed.
     pub max_instances: usize,
@@ -29,13 +37,21 @@ pub struct InstancesConfig {
     /// A longer silence between two looks at the clock is a stall of our own: statuses could not be
     /// received meanwhile, so every instance gets a full TTL from its end.
     pub stall: Duration,
-    /// An instance may fall asleep at its own request while so many others are active.
+    /// An instance may fall asleep at its own request while so many others are active that can take its place.
     pub min_active: usize,
+    /// Nor may it while these have more requests than this share, on average, of those that they compute at once.
+    pub sleep_max_load: f64,
 }
 
 impl Default for InstancesConfig {
     fn default() -> Self {
-        Self { max_instances: 4096, max_ttl_ms: 3_600_000, stall: Duration::from_secs(1), min_active: 1 }
+        Self {
+            max_instances: 4096,
+            max_ttl_ms: 3_600_000,
+            stall: Duration::from_secs(1),
+            min_active: 1,
+            sleep_max_load: 0.5,
+        }
     }
 }
 
@@ -108,9 +124,24 @@ pub struct Accepted {
     pub state: InstanceState,
     /// Whether the epoch is higher than one seen before: the former incarnation has ended.
     pub restarted: bool,
+    /// Whether it is the first status of this start of the instance.
+    pub fresh: bool,
+    /// Whether the instance takes requests from now on and did not before.
+    pub activated: bool,
+    /// Whether its sessions are to go on elsewhere.
+    pub migrate: bool,
 }
 
-/// An active instance, as placement weighs it.
+/// An instance, as the controller holds it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HeldInstance {
+    /// Its last status, with the state that it is held to be in.
+    pub status: InstanceStatus,
+    /// The state that it is to be in.
+    pub wanted: InstanceState,
+}
+
+/// An instance, as placement weighs it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActiveInstance {
     /// Its last status.
@@ -126,6 +157,10 @@ pub struct ActiveInstance {
 pub struct Instances {
     config: InstancesConfig,
     entries: BTreeMap<BaseUri, Entry>,
+    /// Remembered, and not heard of since the start; disjoint from `entries`.
+    unheard: BTreeMap<BaseUri, Unheard>,
+    /// What is on stable storage, where somebody writes it.
+    recorded: BTreeMap<BaseUri, InstanceRow>,
     last_look: Time,
     /// Failed since the last [`Instances::tick`].
     failures: BTreeSet<BaseUri>,
@@ -135,7 +170,14 @@ impl Instances {
     /// No instance yet, at the start of the service.
     #[must_use]
     pub const fn new(config: InstancesConfig, now: Time) -> Self {
-        Self { config, entries: BTreeMap::new(), last_look: now, failures: BTreeSet::new() }
+        Self {
+            config,
+            entries: BTreeMap::new(),
+            unheard: BTreeMap::new(),
+            recorded: BTreeMap::new(),
+            last_look: now,
+            failures: BTreeSet::new(),
+        }
     }
 
     /// Looks at the clock and returns the instances that failed since the last call. To be called more often
@@ -150,6 +192,9 @@ impl Instances {
         self.last_look = self.last_look.max(now);
         if silence > self.config.stall {
             self.entries.values_mut().for_each(|entry| entry.grant_grace(now));
+            for unheard in self.unheard.values_mut() {
+                unheard.deadline = unheard.deadline.max(now.after_millis(unheard.row.ttl_ms));
+            }
         }
         let failed =
             self.entries.iter_mut().filter_map(|(uri, entry)| entry.expire(now).then(|| uri.clone()));
@@ -163,19 +208,20 @@ impl Instances {
     pub fn report(&mut self, mut status: InstanceStatus, now: Time) -> Result<Accepted, StatusError> {
         self.look(now);
         status.ttl_ms = status.ttl_ms.min(self.config.max_ttl_ms);
-        if !self.entries.contains_key(&status.instance) {
-            self.make_room()?;
+        let is_known = |uri| self.entries.contains_key(uri) || self.unheard.contains_key(uri);
+        if !is_known(&status.instance) {
+            self.make_room(now)?;
         }
         let may_sleep = self.may_sleep(&status);
         let instance = status.instance.clone();
-        match self.entries.get_mut(&instance) {
-            Some(entry) => entry.report(status, may_sleep, now),
-            None => {
-                let (entry, accepted) = Entry::first(status, may_sleep, now);
-                self.entries.insert(instance, entry);
-                Ok(accepted)
-            }
+        if let Some(entry) = self.entries.get_mut(&instance) {
+            return entry.report(status, may_sleep, now);
         }
+        let known = self.unheard.get(&instance).map(|unheard| &unheard.row);
+        let (entry, accepted) = Entry::first(status, known, may_sleep, now)?;
+        self.unheard.remove(&instance);
+        self.entries.insert(instance, entry);
+        Ok(accepted)
     }
 
     /// Counts a placement at an instance until its next status.
@@ -185,7 +231,7 @@ impl Instances {
         }
     }
 
-    /// Gives an instance a state.
+    /// Gives an instance a state; with `migrate` its sessions are to go on elsewhere.
     ///
     /// # Errors
     /// [`StateError`].
@@ -193,25 +239,53 @@ impl Instances {
         &mut self,
         instance: &BaseUri,
         state: InstanceState,
+        migrate: bool,
         now: Time,
     ) -> Result<InstanceState, StateError> {
         self.look(now);
         if state == InstanceState::Failed {
             return Err(StateError::NotAState);
         }
-        self.entries.get_mut(instance).ok_or(StateError::Unknown)?.order(state)
+        match self.entries.get_mut(instance) {
+            Some(entry) => entry.order(state, migrate),
+            None => self.order_unheard(instance, state, migrate, now),
+        }
     }
 
-    /// The last status of an instance, with the state it is held to be in.
+    /// An instance of that epoch was told its state and answered with the one that it took up, which counts as if it
+    /// had reported it. Whether it takes requests from now on and did not before.
+    pub fn answered(&mut self, instance: &BaseUri, epoch: u64, state: InstanceState, now: Time) -> bool {
+        self.look(now);
+        let Some(entry) = self.entries.get_mut(instance).filter(|entry| entry.status().epoch == epoch) else {
+            return false;
+        };
+        let before = entry.state();
+        entry.answered(state);
+        before != InstanceState::Active && entry.state() == InstanceState::Active
+    }
+
+    /// The epoch of the last status of an instance.
     #[must_use]
-    pub fn view(&mut self, instance: &BaseUri, now: Time) -> Option<InstanceStatus> {
+    pub fn epoch(&self, instance: &BaseUri) -> Option<u64> {
+        self.entries.get(instance).map(|entry| entry.status().epoch)
+    }
+
+    /// Whether an instance's sessions are to go on elsewhere.
+    #[must_use]
+    pub fn migrates(&self, instance: &BaseUri) -> bool {
+        self.entries.get(instance).is_some_and(Entry::migrates)
+    }
+
+    /// An instance, as it is held to be.
+    #[must_use]
+    pub fn view(&mut self, instance: &BaseUri, now: Time) -> Option<HeldInstance> {
         self.look(now);
         self.entries.get(instance).map(Entry::view)
     }
 
-    /// All instances known, ordered by URI, as [`Instances::view`].
+    /// All instances that have reported, ordered by URI, as [`Instances::view`].
     #[must_use]
-    pub fn list(&mut self, now: Time) -> Vec<InstanceStatus> {
+    pub fn list(&mut self, now: Time) -> Vec<HeldInstance> {
         self.look(now);
         self.entries.values().map(Entry::view).collect()
     }
@@ -233,17 +307,40 @@ impl Instances {
     /// The active instances that compute caches of a compatibility, ordered by URI.
     #[must_use]
     pub fn active(&mut self, compat: CompatId, now: Time) -> Vec<ActiveInstance> {
+        self.weighed(compat, InstanceState::Active, now)
+    }
+
+    /// The sleeping instances that would compute caches of a compatibility, ordered by URI.
+    #[must_use]
+    pub fn sleeping(&mut self, compat: CompatId, now: Time) -> Vec<ActiveInstance> {
+        self.weighed(compat, InstanceState::Sleeping, now)
+    }
+
+    fn weighed(&mut self, compat: CompatId, state: InstanceState, now: Time) -> Vec<ActiveInstance> {
         self.look(now);
         let fleet = self.fleet_service_us();
         self.entries
             .values()
-            .filter(|entry| entry.state() == InstanceState::Active && entry.status().computes(compat))
+            .filter(|entry| entry.state() == state && entry.status().computes(compat))
             .map(|entry| ActiveInstance {
                 status: Arc::clone(entry.status()),
                 queued: entry.queued(),
                 mean_service_us: entry.mean_service_us().unwrap_or(fleet),
             })
             .collect()
+    }
+
+    /// The largest batch of a live instance that computes caches of a compatibility; 0 where none is known.
+    #[must_use]
+    pub fn batch_size(&self, compat: CompatId) -> u64 {
+        let live = self.entries.values().filter(|entry| entry.state() != InstanceState::Failed);
+        live.filter(|e| e.status().computes(compat)).map(|e| e.status().batch_size).max().unwrap_or(0)
+    }
+
+    /// Instances that have not failed.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        self.entries.values().filter(|entry| entry.state() != InstanceState::Failed).count()
     }
 
     fn fleet_service_us(&self) -> f64 {
@@ -253,25 +350,32 @@ impl Instances {
     }
 
     fn may_sleep(&self, status: &InstanceStatus) -> bool {
-        let others = self
+        let others: Vec<f64> = self
             .entries
             .iter()
-            .filter(|(uri, entry)| **uri != status.instance && entry.state() == InstanceState::Active);
-        status.queued == 0 && others.count() >= self.config.min_active
+            .filter(|(uri, entry)| **uri != status.instance && entry.state() == InstanceState::Active)
+            .filter(|(_, entry)| stands_in(entry.status(), status))
+            .map(|(_, entry)| entry.load())
+            .collect();
+        let load = if others.is_empty() { 0.0 } else { others.iter().sum::<f64>() / others.len() as f64 };
+        status.queued == 0 && others.len() >= self.config.min_active && load <= self.config.sleep_max_load
     }
 
-    fn make_room(&mut self) -> Result<(), StatusError> {
-        if self.entries.len() < self.config.max_instances {
+    fn make_room(&mut self, now: Time) -> Result<(), StatusError> {
+        if self.entries.len() + self.unheard.len() < self.config.max_instances {
             return Ok(());
         }
-        let failed = self.entries.iter().filter(|(_, entry)| entry.state() == InstanceState::Failed);
-        let longest = failed.min_by_key(|(_, entry)| entry.deadline()).map(|(uri, _)| uri.clone());
-        match longest {
-            Some(uri) => {
-                self.entries.remove(&uri);
-                Ok(())
-            }
-            None => Err(StatusError::Full { max: self.config.max_instances }),
-        }
+        let longest = self.longest_failed(now).ok_or(StatusError::Full { max: self.config.max_instances })?;
+        self.entries.remove(&longest);
+        self.unheard.remove(&longest);
+        Ok(())
+    }
+}
+
+/// Whether an instance computes something that the other one computes.
+fn stands_in(instance: &InstanceStatus, other: &InstanceStatus) -> bool {
+    match (&instance.compat_ids, &other.compat_ids) {
+        (Some(ours), Some(theirs)) => theirs.iter().any(|compat| ours.contains(compat)),
+        _ => true,
     }
 }

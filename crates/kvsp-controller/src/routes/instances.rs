@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
+use kvsp_core::instances::HeldInstance;
 use kvsp_net::auth::Caller;
 use kvsp_net::extract::{PathOf, RequestBody};
 use kvsp_net::principal::Role;
@@ -50,7 +51,12 @@ pub(super) async fn list(State(service): Service, Caller(caller): Caller) -> Res
     let instances = service.instances().list(service.now());
     let instances = instances
         .into_iter()
-        .map(|status| InstanceView { status, wanted: None, sessions: None, shards: None })
+        .map(|HeldInstance { status, wanted }| InstanceView {
+            status,
+            wanted: Some(wanted),
+            sessions: None,
+            shards: None,
+        })
         .collect();
     Ok(reply::json(StatusCode::OK, &InstanceList { instances }))
 }
@@ -62,10 +68,13 @@ pub(super) async fn get(
 ) -> Result<Response, Failure> {
     caller.require_role(&Role::ALL)?;
     let status = service.instances().view(&instance, service.now());
-    let status = status.ok_or_else(|| {
+    let HeldInstance { status, wanted } = status.ok_or_else(|| {
         Problem::new(ProblemType::InstanceUnknown, "no such instance; it becomes known by its first status")
     })?;
-    Ok(reply::json(StatusCode::OK, &InstanceView { status, wanted: None, sessions: None, shards: None }))
+    Ok(reply::json(
+        StatusCode::OK,
+        &InstanceView { status, wanted: Some(wanted), sessions: None, shards: None },
+    ))
 }
 
 pub(super) async fn put_state(
@@ -78,7 +87,7 @@ pub(super) async fn put_state(
     let body = StateBody::from_json(&body.json(&service.limits).await?)
         .map_err(|error| error.into_problem(ProblemType::InvalidRecord))?;
     let ordered =
-        service.instances().set_state(&instance, body.state, service.now()).map_err(Problem::from)?;
+        service.instances().set_state(&instance, body.state, false, service.now()).map_err(Problem::from)?;
     tell(&service, &instance, ordered).await;
     Ok(reply::json(StatusCode::OK, &StateBody { state: ordered }))
 }

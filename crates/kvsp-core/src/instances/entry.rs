@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use kvsp_proto::record::{InstanceState, InstanceStatus};
 
-use super::{Accepted, StateError, StatusError};
+use super::rows::InstanceRow;
+use super::{Accepted, HeldInstance, StateError, StatusError};
 use crate::time::Time;
 
 /// An instance that has reported.
@@ -18,24 +19,59 @@ pub(super) struct Entry {
     /// it may undo on its own account, an order it may not.
     wanted: InstanceState,
     ordered: bool,
+    /// Its sessions are to go on elsewhere.
+    migrate: bool,
     /// Placements since the last status.
     placed: u64,
 }
 
 impl Entry {
-    pub(super) fn first(status: InstanceStatus, may_sleep: bool, now: Time) -> (Self, Accepted) {
-        let mut entry = Self {
+    /// An instance that reports for the first time since the start, or for the first time at all.
+    pub(super) fn first(
+        status: InstanceStatus,
+        known: Option<&InstanceRow>,
+        may_sleep: bool,
+        now: Time,
+    ) -> Result<(Self, Accepted), StatusError> {
+        if let Some(known) = known.map(|row| row.epoch).filter(|known| status.epoch < *known) {
+            return Err(StatusError::StaleEpoch { known });
+        }
+        let same = known.filter(|row| row.epoch == status.epoch);
+        let mut entry = Self::new(status, now);
+        if let Some(row) = same {
+            entry.take_up(row);
+        }
+        entry.judge(may_sleep);
+        let accepted = Accepted {
+            restarted: known.is_some() && same.is_none(),
+            fresh: same.is_none(),
+            activated: entry.state() == InstanceState::Active,
+            ..entry.accepted()
+        };
+        Ok((entry, accepted))
+    }
+
+    fn new(status: InstanceStatus, now: Time) -> Self {
+        Self {
             highest_seq: status.seq,
             deadline: now.after_millis(status.ttl_ms),
             failed: false,
             wanted: status.state,
             ordered: false,
+            migrate: false,
             placed: 0,
             status: Arc::new(status),
-        };
-        entry.judge(may_sleep);
-        let accepted = Accepted { state: entry.wanted, restarted: false };
-        (entry, accepted)
+        }
+    }
+
+    fn accepted(&self) -> Accepted {
+        Accepted {
+            state: self.wanted,
+            restarted: false,
+            fresh: false,
+            activated: false,
+            migrate: self.migrates(),
+        }
     }
 
     pub(super) fn report(
@@ -44,14 +80,16 @@ impl Entry {
         may_sleep: bool,
         now: Time,
     ) -> Result<Accepted, StatusError> {
+        let before = self.state();
         let known = self.status.epoch;
         if status.epoch < known {
             return Err(StatusError::StaleEpoch { known });
         }
         if status.epoch > known {
-            let (entry, accepted) = Self::first(status, may_sleep, now);
-            *self = entry;
-            return Ok(Accepted { restarted: true, ..accepted });
+            *self = Self::new(status, now);
+            self.judge(may_sleep);
+            let activated = self.state() == InstanceState::Active;
+            return Ok(Accepted { restarted: true, fresh: true, activated, ..self.accepted() });
         }
         if let (Some(known), Some(seq)) = (self.highest_seq, status.seq)
             && seq < known
@@ -64,7 +102,16 @@ impl Entry {
         self.placed = 0;
         self.status = Arc::new(status);
         self.judge(may_sleep);
-        Ok(Accepted { state: self.wanted, restarted: false })
+        let activated = before != InstanceState::Active && self.state() == InstanceState::Active;
+        Ok(Accepted { activated, ..self.accepted() })
+    }
+
+    /// The instance took up a state that it was told, and said so.
+    pub(super) fn answered(&mut self, state: InstanceState) {
+        if !self.failed && state != InstanceState::Failed {
+            self.status = Arc::new(InstanceStatus { state, ..InstanceStatus::clone(&self.status) });
+            self.judge(false);
+        }
     }
 
     /// Settles the state to be in after a status.
@@ -92,14 +139,46 @@ impl Entry {
     fn want(&mut self, state: InstanceState, ordered: bool) {
         self.wanted = state;
         self.ordered = ordered;
+        self.migrate &= state != InstanceState::Active;
     }
 
-    pub(super) fn order(&mut self, state: InstanceState) -> Result<InstanceState, StateError> {
+    pub(super) fn order(&mut self, state: InstanceState, migrate: bool) -> Result<InstanceState, StateError> {
         if self.failed {
             return Err(StateError::Failed);
         }
         self.want(state, true);
+        self.migrate = migrate && state != InstanceState::Active;
         Ok(state)
+    }
+
+    /// What is to be remembered of it.
+    pub(super) fn row(&self) -> InstanceRow {
+        InstanceRow {
+            instance: self.status.instance.clone(),
+            epoch: self.status.epoch,
+            ttl_ms: self.status.ttl_ms,
+            state: self.wanted,
+            ordered: self.ordered,
+            migrate: self.migrate,
+        }
+    }
+
+    /// Goes on with what is remembered of this start of the instance.
+    pub(super) fn take_up(&mut self, row: &InstanceRow) {
+        if row.epoch == self.status.epoch {
+            (self.wanted, self.ordered, self.migrate) = (row.state, row.ordered, row.migrate);
+        }
+    }
+
+    /// Whether its sessions are to go on elsewhere.
+    pub(super) fn migrates(&self) -> bool {
+        self.migrate && !self.failed
+    }
+
+    /// Requests that it has, as a share of those that it computes at once.
+    pub(super) fn load(&self) -> f64 {
+        let requests = self.status.running.saturating_add(self.queued());
+        requests as f64 / self.status.batch_size.max(1) as f64
     }
 
     /// Whether it failed just now.
@@ -128,8 +207,9 @@ impl Entry {
         }
     }
 
-    pub(super) fn view(&self) -> InstanceStatus {
-        InstanceStatus { state: self.state(), ..InstanceStatus::clone(&self.status) }
+    pub(super) fn view(&self) -> HeldInstance {
+        let status = InstanceStatus { state: self.state(), ..InstanceStatus::clone(&self.status) };
+        HeldInstance { status, wanted: self.wanted }
     }
 
     pub(super) const fn status(&self) -> &Arc<InstanceStatus> {

@@ -8,7 +8,7 @@ use kvsp_proto::record::{InstanceState, InstanceStatus};
 use kvsp_proto::uri::BaseUri;
 use serde_json::json;
 
-use super::{Accepted, Instances, InstancesConfig, StateError, StatusError};
+use super::{Accepted, InstanceChange, InstanceRow, Instances, InstancesConfig, StateError, StatusError};
 use crate::time::Time;
 
 const START: Time = Time::from_millis(5_000);
@@ -20,7 +20,7 @@ fn uri(name: &str) -> BaseUri {
 
 fn status(name: &str, epoch: u64, state: InstanceState) -> InstanceStatus {
     InstanceStatus::from_value(json!({
-        "instance": uri(name), "epoch": epoch, "state": state, "ttl_ms": 3_000, "queued": 2
+        "instance": uri(name), "epoch": epoch, "state": state, "ttl_ms": 3_000, "queued": 2, "batch_size": 8
     }))
     .unwrap()
 }
@@ -34,7 +34,7 @@ fn fleet(names: &[&str]) -> Instances {
 }
 
 fn state_of(all: &mut Instances, name: &str, now: Time) -> InstanceState {
-    all.view(&uri(name), now).unwrap().state
+    all.view(&uri(name), now).unwrap().status.state
 }
 
 /// The clock goes on in steps short enough to be no stall.
@@ -65,7 +65,7 @@ fn an_instance_fails_when_its_status_expires_and_only_then() {
     assert_eq!(all.tick(now), [uri("b")].into(), "whoever looked first");
     all.report(status("b", 1, Active), now).unwrap();
     assert_eq!((all.count(Failed), all.count(Active)), (1, 1));
-    assert_eq!(all.set_state(&uri("a"), Active, now), Err(StateError::Failed));
+    assert_eq!(all.set_state(&uri("a"), Active, false, now), Err(StateError::Failed));
     assert!(all.live_status(&uri("a"), now).is_none());
     all.report(status("a", 1, Active), now).unwrap();
     assert_eq!(state_of(&mut all, "a", now), Active, "it was only late");
@@ -92,7 +92,8 @@ fn epochs_and_seqs_order_statuses() {
     assert_eq!(all.report(with(5, Some(8)), START), Err(StatusError::StaleSeq { known: 9 }));
     assert!(all.report(with(5, Some(9)), START).is_ok());
     let accepted = all.report(with(6, Some(1)), START).unwrap();
-    assert_eq!(accepted, Accepted { state: Active, restarted: true });
+    let want = Accepted { state: Active, restarted: true, fresh: true, activated: true, migrate: false };
+    assert_eq!(accepted, want);
     let (now, _) = run(&mut all, START, 4_000);
     assert_eq!(
         all.report(with(5, None), now),
@@ -115,7 +116,7 @@ fn an_instance_may_sleep_while_others_are_awake() {
     assert_eq!(all.report(status("a", 1, Active), START).unwrap().state, Sleeping, "only by an order");
     assert_eq!(state_of(&mut all, "a", START), Draining);
     assert_eq!(all.report(status("a", 1, Sleeping), START).unwrap().state, Sleeping);
-    assert_eq!(all.set_state(&uri("a"), Active, START), Ok(Active));
+    assert_eq!(all.set_state(&uri("a"), Active, false, START), Ok(Active));
     assert_eq!(state_of(&mut all, "a", START), Sleeping, "until it says so");
     assert_eq!(all.report(status("a", 1, Sleeping), START).unwrap().state, Active);
     assert_eq!(all.report(status("a", 1, Active), START).unwrap().state, Active);
@@ -127,15 +128,15 @@ fn states_are_ordered_and_taken_on_ones_own_account() {
     let mut all = fleet(&["a"]);
     assert_eq!(all.report(status("a", 1, Draining), START).unwrap().state, Draining, "it drains itself");
     assert_eq!(all.report(status("a", 1, Active), START).unwrap().state, Active, "and returns");
-    all.set_state(&uri("a"), Draining, START).unwrap();
+    all.set_state(&uri("a"), Draining, false, START).unwrap();
     assert!(all.active(ANY, START).is_empty());
     assert_eq!(all.report(status("a", 1, Active), START).unwrap().state, Draining, "an order stands");
-    all.set_state(&uri("a"), Sleeping, START).unwrap();
+    all.set_state(&uri("a"), Sleeping, false, START).unwrap();
     assert_eq!(state_of(&mut all, "a", START), Draining, "it has requests to finish");
     assert_eq!(all.report(status("a", 1, Draining), START).unwrap().state, Sleeping);
     assert_eq!(all.report(status("a", 2, Active), START).unwrap().state, Active, "a new start is a new one");
-    assert_eq!(all.set_state(&uri("a"), Failed, START), Err(StateError::NotAState));
-    assert_eq!(all.set_state(&uri("x"), Active, START), Err(StateError::Unknown));
+    assert_eq!(all.set_state(&uri("a"), Failed, false, START), Err(StateError::NotAState));
+    assert_eq!(all.set_state(&uri("x"), Active, false, START), Err(StateError::Unknown));
 }
 
 #[test]
@@ -179,6 +180,121 @@ fn a_new_instance_displaces_the_longest_failed() {
     assert_eq!(all.report(status("c", 1, Active), START), Err(StatusError::Full { max: 2 }));
     let later = START.after_millis(9_000);
     all.report(status("c", 1, Active), later).unwrap();
-    let names: Vec<BaseUri> = all.list(later).into_iter().map(|s| s.instance).collect();
+    let names: Vec<BaseUri> = all.list(later).into_iter().map(|s| s.status.instance).collect();
     assert_eq!(names, [uri("a"), uri("c")]);
+}
+
+#[test]
+fn nobody_falls_asleep_while_the_others_are_busy_or_compute_something_else() {
+    let asks = || InstanceStatus { requested_state: Some(Sleeping), queued: 0, ..status("a", 1, Active) };
+    let other = |running, queued| InstanceStatus { batch_size: 8, running, queued, ..status("b", 1, Active) };
+    let answer = |other: InstanceStatus, placed: u64| {
+        let mut all = fleet(&["a"]);
+        all.report(other, START).unwrap();
+        (0..placed).for_each(|_| all.placed(&uri("b")));
+        all.report(asks(), START).unwrap().state
+    };
+    assert_eq!(answer(other(3, 1), 0), Draining, "half of its batch");
+    assert_eq!(answer(other(4, 1), 0), Active, "above the threshold");
+    assert_eq!(answer(other(3, 1), 1), Active, "with what was placed there since");
+    let computes = |n| Some(vec![CompatId([n; 32])]);
+    let mut all = Instances::new(InstancesConfig::default(), START);
+    let asking = || InstanceStatus { compat_ids: computes(1), ..asks() };
+    all.report(InstanceStatus { compat_ids: computes(2), ..other(0, 0) }, START).unwrap();
+    assert_eq!(all.report(asking(), START).unwrap().state, Active, "nobody else computes it");
+    all.report(InstanceStatus { compat_ids: computes(1), ..other(0, 0) }, START).unwrap();
+    assert_eq!(all.report(asking(), START).unwrap().state, Draining);
+    let config = InstancesConfig { min_active: 0, ..InstancesConfig::default() };
+    let mut all = Instances::new(config, START);
+    assert_eq!(all.report(asking(), START).unwrap().state, Draining, "the last one where that is allowed");
+}
+
+#[test]
+fn an_answer_counts_as_a_report() {
+    let mut all = fleet(&["a"]);
+    all.report(status("a", 1, Sleeping), START).unwrap();
+    assert!(all.active(ANY, START).is_empty());
+    assert_eq!(all.sleeping(ANY, START).len(), 1);
+    assert!(!all.answered(&uri("a"), 1, Active, START), "nobody told it to wake");
+    assert_eq!(state_of(&mut all, "a", START), Draining, "so it is told to sleep again");
+    all.answered(&uri("a"), 1, Sleeping, START);
+    all.set_state(&uri("a"), Active, false, START).unwrap();
+    assert!(!all.answered(&uri("a"), 2, Active, START), "another start");
+    assert!(all.answered(&uri("a"), 1, Active, START));
+    assert!(!all.answered(&uri("a"), 1, Active, START), "once");
+    assert_eq!(all.active(ANY, START).len(), 1);
+    let (now, _) = run(&mut all, START, 3_000);
+    assert!(!all.answered(&uri("a"), 1, Active, now), "it has failed");
+}
+
+/// Writes what is to be written.
+fn write(all: &mut Instances, disk: &mut Vec<InstanceRow>) -> usize {
+    let changes = all.unrecorded();
+    for change in &changes {
+        let (InstanceChange::Put(InstanceRow { instance, .. }) | InstanceChange::Forget(instance)) = change;
+        disk.retain(|known| known.instance != *instance);
+        if let InstanceChange::Put(row) = change {
+            disk.push(row.clone());
+        }
+    }
+    let count = changes.len();
+    all.recorded(changes);
+    count
+}
+
+/// The controller's process ends: what was written is what the next one knows.
+fn restarted(disk: &[InstanceRow]) -> Instances {
+    let config = InstancesConfig { max_instances: 2, ..InstancesConfig::default() };
+    Instances::restore(config, disk.to_vec(), START)
+}
+
+#[test]
+fn epochs_and_orders_outlive_the_controller() {
+    let mut disk = Vec::new();
+    let mut all = fleet(&[]);
+    all.report(status("a", 5, Active), START).unwrap();
+    all.report(status("b", 7, Active), START).unwrap();
+    assert!(!all.is_recorded(&uri("a")));
+    assert_eq!(write(&mut all, &mut disk), 2);
+    assert!(all.is_recorded(&uri("a")) && all.unrecorded().is_empty());
+    all.report(status("a", 5, Active), START).unwrap();
+    assert!(all.is_recorded(&uri("a")), "a status as usual needs no write");
+    all.set_state(&uri("a"), Draining, true, START).unwrap();
+    assert!(!all.is_recorded(&uri("a")));
+    all.take_back(&uri("a"));
+    assert_eq!((state_of(&mut all, "a", START), all.migrates(&uri("a"))), (Active, false));
+    all.set_state(&uri("a"), Draining, true, START).unwrap();
+    assert_eq!(write(&mut all, &mut disk), 1);
+
+    let mut all = restarted(&disk);
+    assert!(all.list(START).is_empty(), "they have not reported yet");
+    assert_eq!(all.report(status("a", 4, Active), START), Err(StatusError::StaleEpoch { known: 5 }));
+    let accepted = all.report(status("a", 5, Active), START).unwrap();
+    let want = Accepted { state: Draining, restarted: false, fresh: false, activated: false, migrate: true };
+    assert_eq!(accepted, want, "the order stands");
+    all.report(status("a", 5, Sleeping), START).unwrap();
+    all.set_state(&uri("b"), Sleeping, false, START).expect("it may still report");
+    write(&mut all, &mut disk);
+
+    let mut all = restarted(&disk);
+    assert_eq!(
+        all.report(status("a", 5, Active), START).unwrap().state,
+        Sleeping,
+        "it wakes by an order only"
+    );
+    assert_eq!(all.report(status("b", 7, Active), START).unwrap().state, Sleeping);
+    let accepted = all.report(status("b", 8, Active), START).unwrap();
+    assert_eq!((accepted.state, accepted.restarted), (Active, true), "a new start is a new one");
+
+    // A third one displaces who has been silent the longest, and only after the TTL.
+    write(&mut all, &mut disk);
+    let mut all = restarted(&disk);
+    assert_eq!(all.report(status("c", 1, Active), START), Err(StatusError::Full { max: 2 }));
+    let (now, _) = run(&mut all, START, 1_000);
+    all.report(status("b", 8, Active), now).unwrap();
+    let (now, _) = run(&mut all, now, 2_000);
+    assert_eq!(all.set_state(&uri("a"), Active, false, now), Err(StateError::Failed));
+    all.report(status("c", 1, Active), now).unwrap();
+    assert!(all.unrecorded().contains(&InstanceChange::Forget(uri("a"))));
+    assert_eq!(all.report(status("a", 1, Active), now), Err(StatusError::Full { max: 2 }));
 }

@@ -278,7 +278,7 @@ impl Controller {
 impl Running {
     fn status(&mut self, instance: usize, epoch: u64, shared: &mut Shared) {
         let (now, uri) = (shared.time(), uri(instance));
-        let before = self.instances.view(&uri, now).map(|status| status.epoch);
+        let before = self.instances.view(&uri, now).map(|held| held.status.epoch);
         let record = json!({"instance": uri, "epoch": epoch, "state": "active", "ttl_ms": TTL_MS});
         let status = InstanceStatus::from_value(record).expect("a status");
         if self.instances.report(status, now).is_err() {
