@@ -3,6 +3,7 @@
 //! One thread owns the engine and its pages. Everything else sends commands and receives outputs and
 //! events over bounded channels, so no request, fetch or status report ever touches the arithmetic.
 
+mod contexts;
 mod gauges;
 mod pages;
 mod request;
@@ -22,6 +23,7 @@ use kvsp_proto::container::LayerSections;
 use kvsp_proto::id::{BlockKey, ScopeId};
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub(crate) use contexts::{Advanced, ContextError, Keeper, PassId, SectionsError, VerifiedSections};
 pub(crate) use gauges::Gauges;
 pub(crate) use pages::{DeviceChange, ScopedKey, Slot};
 pub(crate) use request::{EngineRequest, Pace, PromptTokens};
@@ -128,6 +130,8 @@ pub(crate) enum Command {
         sections: LayerSections,
     },
     EndLoad(Slot),
+    /// Something about a context that is split over instances.
+    Context(Box<contexts::ContextCommand>),
     /// A request that was held may go on.
     Wake,
 }

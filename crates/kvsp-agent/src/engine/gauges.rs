@@ -38,6 +38,10 @@ pub(crate) struct Gauges {
     pub(crate) queued: AtomicU64,
     pub(crate) pages: AtomicU64,
     pub(crate) pages_in_use: AtomicU64,
+    /// Pages kept for contexts that are split over instances.
+    pub(crate) context_pages: AtomicU64,
+    pub(crate) context_tokens_reserved: AtomicU64,
+    pub(crate) context_tokens_held: AtomicU64,
     pub(crate) prefill_tokens_per_s: Average,
     pub(crate) decode_tokens_per_s: Average,
     pub(crate) mean_service_us: Average,

@@ -20,6 +20,7 @@ use kvsp_proto::container::LayerSections;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use super::contexts::Contexts;
 use super::pages::{PageTable, Slot};
 use super::sequence::{Running, Sequence};
 use super::start::Opener;
@@ -31,6 +32,10 @@ use export::Export;
 const PREFILL_SLICE: Duration = Duration::from_millis(30);
 /// Time for prefill in a turn while nobody decodes.
 const PREFILL_SLICE_ALONE: Duration = Duration::from_millis(120);
+/// Time for prefill in a turn while other instances wait for attention.
+const PREFILL_SLICE_AMONG_GROUPS: Duration = Duration::from_millis(10);
+/// Time for split contexts in a turn.
+const CONTEXT_SLICE: Duration = Duration::from_millis(20);
 /// Time for commands in a turn.
 const COMMAND_SLICE: Duration = Duration::from_millis(10);
 /// How long an idle turn waits while something may time out.
@@ -58,6 +63,7 @@ pub(super) struct Scheduler<E: Engine> {
     /// Computed blocks to hand out, each page with a reference.
     exports: VecDeque<Export>,
     pins: BTreeMap<String, PinnedPages>,
+    contexts: Contexts<E>,
     commands: mpsc::Receiver<Command>,
     events: mpsc::Sender<EngineEvent>,
     host: Arc<dyn HostTier>,
@@ -91,6 +97,7 @@ impl<E: Engine> Scheduler<E> {
             arrivals: 0,
             exports: VecDeque::new(),
             pins: BTreeMap::new(),
+            contexts: Contexts::new(&engine),
             commands,
             events,
             host,
@@ -118,6 +125,7 @@ impl<E: Engine> Scheduler<E> {
             self.mend_broken();
             self.admit();
             self.decode();
+            self.attend();
             self.prefill();
             self.export();
             self.report();
@@ -149,7 +157,7 @@ impl<E: Engine> Scheduler<E> {
     fn receive(&mut self, runtime: &Handle) -> bool {
         if !self.progressed || !self.can_advance() {
             let idle = self.running.is_empty() && self.waiting.is_empty() && self.exports.is_empty();
-            let may_time_out = !(idle && self.pins.is_empty());
+            let may_time_out = !(idle && self.pins.is_empty() && self.contexts.is_idle());
             let commands = &mut self.commands;
             let first = runtime.block_on(async {
                 match may_time_out {
@@ -187,6 +195,7 @@ impl<E: Engine> Scheduler<E> {
             }
         };
         !self.exports.is_empty()
+            || self.contexts.has_work()
             || self.running.iter().any(moves)
             || (!self.waiting.is_empty()
                 && self.has_place()
@@ -207,6 +216,9 @@ impl<E: Engine> Scheduler<E> {
             }
             Command::Write { slot, layer, sections } => self.write(slot, layer as usize, &sections),
             Command::EndLoad(slot) => self.pages.end_load(slot),
+            Command::Context(command) => {
+                self.contexts.handle(*command, &mut self.engine, &mut self.pages);
+            }
             // The turn that follows sees what has changed.
             Command::Wake => {}
         }
@@ -293,10 +305,20 @@ impl<E: Engine> Scheduler<E> {
         self.engine.finish(pass)
     }
 
+    /// Work on contexts that are split over instances, between the decoding and the prefill of requests.
+    fn attend(&mut self) {
+        let now = self.clock.now();
+        self.progressed |= self.contexts.turn(&mut self.engine, now, CONTEXT_SLICE);
+    }
+
     /// Advance prefills in turn, until the time slice is used up.
     fn prefill(&mut self) {
         let decoding = self.running.iter().any(|s| s.is_decoding(&self.pages, self.layers) && s.may_go_on());
-        let slice = if decoding { PREFILL_SLICE } else { PREFILL_SLICE_ALONE };
+        let slice = match decoding {
+            _ if self.contexts.is_lively() => PREFILL_SLICE_AMONG_GROUPS,
+            true => PREFILL_SLICE,
+            false => PREFILL_SLICE_ALONE,
+        };
         let begin = Instant::now();
         let mut index = 0;
         while index < self.running.len() && begin.elapsed() < slice {
@@ -478,7 +500,8 @@ impl<E: Engine> Scheduler<E> {
         }
     }
 
-    fn report(&self) {
+    fn report(&mut self) {
+        self.contexts.report(&self.gauges);
         let set =
             |gauge: &std::sync::atomic::AtomicU64, value: usize| gauge.store(value as u64, Ordering::Relaxed);
         set(&self.gauges.running, self.running.len());
