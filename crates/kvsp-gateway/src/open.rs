@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvsp_client::TokenStream;
 use kvsp_core::session::Delivery;
 use kvsp_openai::{ApiError, CompletionRequest, Sampling};
-use kvsp_proto::message::{PlacedSession, PlacementAnswer};
+use kvsp_proto::message::{MapId, PlacedSession, PlacementAnswer};
 use kvsp_proto::uri::BaseUri;
 use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
@@ -74,7 +74,8 @@ impl Gateway {
             let refused = match placed {
                 // A session is its instance's: another one's checkpoints would be refused.
                 Some(placed) if placed.instance == instance && room.is_some() => {
-                    match self.try_session(placed, &request, &placement.request_ref).await {
+                    let map = placement.map.map(|split| split.map);
+                    match self.try_session(placed, &request, &placement.request_ref, map).await {
                         Ok(begun) => {
                             let Some(room) = room.take() else { break };
                             return self.session_opened(begun, continuation, streams, room);
@@ -117,9 +118,10 @@ impl Gateway {
         placed: Placed,
         request: &CompletionRequest,
         request_ref: &str,
+        map: Option<MapId>,
     ) -> Result<Begun, Refused> {
         let (session, epoch) = (placed.session, placed.epoch);
-        let mut original = Original { request: request.clone(), request_ref: request_ref.to_owned() };
+        let mut original = Original { request: request.clone(), request_ref: request_ref.to_owned(), map };
         // Tokens come, and the gateway looks for the strings in them: an instance must not stop at one.
         original.request.sampling.stop = None;
         let mut watch = Watch::new(self, session, epoch);

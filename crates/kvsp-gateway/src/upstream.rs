@@ -10,8 +10,10 @@ use kvsp_client::StreamedBody;
 use kvsp_openai::{ApiError, Completion, CompletionRequest, ErrorBody, Prompt, Sampling, StreamOptions, sse};
 use kvsp_proto::block_key::block_keys;
 use kvsp_proto::id::ScopeId;
-use kvsp_proto::message::{PlacementAnswer, PlacementRequest};
-use kvsp_proto::path::{COMPLETIONS, REQUEST_REF_HEADER, SCOPE_HEADER, SESSION_EPOCH_HEADER, SESSION_HEADER};
+use kvsp_proto::message::{MapId, PlacementAnswer, PlacementRequest};
+use kvsp_proto::path::{
+    COMPLETIONS, MAP_HEADER, REQUEST_REF_HEADER, SCOPE_HEADER, SESSION_EPOCH_HEADER, SESSION_HEADER,
+};
 use kvsp_proto::uri::BaseUri;
 use uuid::Uuid;
 
@@ -48,6 +50,15 @@ impl Refused {
     pub(crate) const fn elsewhere(why: String) -> Self {
         Self::Elsewhere { status: None, why }
     }
+}
+
+/// Of which session a request is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SessionPart<'a> {
+    pub(crate) session: Uuid,
+    pub(crate) epoch: u64,
+    /// The shard map that the session's context is split by.
+    pub(crate) map: Option<&'a MapId>,
 }
 
 impl Gateway {
@@ -103,14 +114,13 @@ impl Gateway {
         }
     }
 
-    /// Sends a request to an instance, as part of a session's epoch where one is given; only a success is an
-    /// answer.
+    /// Sends a request to an instance, as part of a session where one is given; only a success is an answer.
     pub(crate) async fn post(
         &self,
         instance: &BaseUri,
         request: &CompletionRequest,
         request_ref: &str,
-        session: Option<(Uuid, u64)>,
+        session: Option<SessionPart<'_>>,
     ) -> Result<Response<StreamedBody>, Refused> {
         let invalid = |error: &dyn std::fmt::Display| Refused::Request(ApiError::Upstream(error.to_string()));
         let body = Bytes::from(serde_json::to_vec(request).map_err(|error| invalid(&error))?);
@@ -121,9 +131,12 @@ impl Gateway {
         if let Some(scope) = &self.scope {
             request = request.header(SCOPE_HEADER, scope.scope_id().to_string());
         }
-        if let Some((session, epoch)) = session {
+        if let Some(SessionPart { session, epoch, map }) = session {
             request = request.header(SESSION_HEADER, session.to_string());
             request = request.header(SESSION_EPOCH_HEADER, epoch);
+            if let Some(map) = map {
+                request = request.header(MAP_HEADER, map.as_str());
+            }
         }
         let request = request.body(body).map_err(|error| invalid(&error))?;
         let client = self.client.with_timeout(Duration::from_millis(self.config.upstream_timeout_ms));

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use kvsp_client::{ClientError, TokenStream};
 use kvsp_openai::{CompletionRequest, Prompt};
-use kvsp_proto::message::{Needs, PromptRequest, SessionState, SessionView};
+use kvsp_proto::message::{MapId, Needs, PromptRequest, SessionState, SessionView};
 use kvsp_proto::problem::ProblemType;
 use kvsp_proto::uri::BaseUri;
 use uuid::Uuid;
 
 use crate::Gateway;
-use crate::upstream::Refused;
+use crate::upstream::{Refused, SessionPart};
 
 /// Time for the head of an instance's answer to one that comes back: it has nothing to compute before it.
 const HEAD: Duration = Duration::from_secs(5);
@@ -21,6 +21,8 @@ const END_ATTEMPTS: u32 = 16;
 pub(crate) struct Original {
     pub(crate) request: CompletionRequest,
     pub(crate) request_ref: String,
+    /// The shard map that its context is split by.
+    pub(crate) map: Option<MapId>,
 }
 
 impl Original {
@@ -33,7 +35,8 @@ impl Original {
 
     /// Octets it takes.
     pub(super) fn octets(&self) -> u64 {
-        (size_of_val(self.prompt()) + self.request_ref.len()) as u64
+        let map = self.map.as_ref().map_or(0, |map| map.as_str().len());
+        (size_of_val(self.prompt()) + self.request_ref.len() + map) as u64
     }
 }
 
@@ -144,7 +147,8 @@ impl Gateway {
         original: &Original,
     ) -> Result<TokenStream, Refused> {
         let (request, request_ref) = (&original.request, &original.request_ref);
-        let answer = self.post(instance, request, request_ref, Some((session, epoch))).await?;
+        let part = SessionPart { session, epoch, map: original.map.as_ref() };
+        let answer = self.post(instance, request, request_ref, Some(part)).await?;
         let (head, body) = answer.into_parts();
         TokenStream::new(&head.headers, body).map_err(|error| Refused::elsewhere(error.to_string()))
     }

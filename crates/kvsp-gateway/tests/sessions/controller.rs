@@ -26,6 +26,8 @@ pub(crate) struct Facts {
     /// Where the next placements go.
     pub(crate) places: VecDeque<BaseUri>,
     pub(crate) offers_sessions: bool,
+    /// Placements come with a shard map.
+    pub(crate) splits: bool,
     pub(crate) session: Uuid,
     pub(crate) epoch: u64,
     pub(crate) instance: Option<BaseUri>,
@@ -55,6 +57,7 @@ impl Controller {
         let facts = Arc::new(Shared::new(Facts {
             places: VecDeque::new(),
             offers_sessions: true,
+            splits: false,
             session: Uuid::nil(),
             epoch: 0,
             instance: None,
@@ -167,6 +170,9 @@ async fn place(State(facts): State<Arc<Shared>>, body: Bytes) -> Response {
         if facts.offers_sessions && request["session"] == true {
             (facts.session, facts.epoch, facts.instance) = (Uuid::new_v4(), 1, Some(instance));
             placed["session"] = json!({"session": facts.session, "epoch": 1});
+            if facts.splits {
+                placed["map"] = json!({"map": facts.session, "version": 1});
+            }
         }
         answer = Ok(placed);
     });

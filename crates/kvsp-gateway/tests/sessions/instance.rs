@@ -63,7 +63,7 @@ pub(crate) enum Reply {
 /// What an instance was sent.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Sent {
-    Begin { session: String, epoch: String, body: Value },
+    Begin { session: String, epoch: String, map: Option<String>, body: Value },
     Plain(Value),
     Tokens { session: Uuid, from: u64 },
     Prompt(Value),
@@ -172,9 +172,12 @@ async fn begin(State(facts): State<Arc<Shared>>, headers: HeaderMap, body: Bytes
     let body: Value = serde_json::from_slice(&body).unwrap();
     let header = |name: &str| headers.get(name).map(|value| value.to_str().unwrap().to_owned());
     let sent = match (header("kvsp-session"), header("kvsp-session-epoch")) {
-        (Some(session), Some(epoch)) => Sent::Begin { session, epoch, body },
+        (Some(session), Some(epoch)) => {
+            let map = header("kvsp-map");
+            Sent::Begin { session, epoch, map, body }
+        }
         (session, epoch) => {
-            assert_eq!((session, epoch), (None, None));
+            assert_eq!((session, epoch, header("kvsp-map")), (None, None, None));
             Sent::Plain(body)
         }
     };

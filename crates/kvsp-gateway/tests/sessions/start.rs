@@ -6,7 +6,7 @@ use kvsp_proto::uri::BaseUri;
 use serde_json::json;
 
 use crate::controller::Controller;
-use crate::instance::{Instance, Reply, Sent, rest_of};
+use crate::instance::{Act, Instance, Reply, Sent, part_of, rest_of};
 use crate::support::{Gateway, completion, text_of};
 
 const TEXT: &str = "abcdefgh";
@@ -29,10 +29,32 @@ async fn a_session_is_placed_and_begun() {
     assert_eq!((&placed["session"], &placed["continuation"]["max_tokens"]), (&json!(true), &json!(20)));
     let front_end = &placed["continuation"]["front_end"];
     assert_eq!((&front_end["form"], &front_end["stops"]), (&json!("completion"), &json!(["X"])));
-    let Sent::Begin { session, epoch, body } = &a.sent()[0] else { panic!("{:?}", a.sent()) };
+    let Sent::Begin { session, epoch, map: None, body } = &a.sent()[0] else { panic!("{:?}", a.sent()) };
     assert_eq!((session, &**epoch), (&stream.session, "1"));
     let prompt: Vec<u32> = crate::support::PROMPT.bytes().map(u32::from).collect();
     assert_eq!((&body["prompt"], &body["max_tokens"]), (&json!(prompt), &json!(20)));
+}
+
+/// A context that is split: the instance is told the map with the request, and so is the next one, where the session
+/// begins anew there.
+#[tokio::test]
+async fn the_map_of_a_split_context_goes_with_the_request() {
+    let controller = Controller::start().await;
+    controller.set(|facts| facts.splits = true);
+    let gateway = Gateway::start(&controller).await;
+    let a = Instance::start(vec![Reply::Stream(part_of(TEXT, 1, 0, 3, Act::Cut))]).await;
+    let unknown = Reply::Problem(ProblemType::SessionUnknown);
+    let b = Instance::start(vec![unknown, Reply::Stream(rest_of(TEXT, 2, 0))]).await;
+    controller.places_at(&a.base);
+    controller.fails_over_to(&b.base);
+    let mut stream = gateway.completion(&json!({})).await;
+    assert_eq!(text_of(&stream.rest().await), TEXT);
+    for instance in [&a, &b] {
+        let sent = instance.sent();
+        let map =
+            sent.iter().find_map(|sent| if let Sent::Begin { map, .. } = sent { map.as_ref() } else { None });
+        assert_eq!(map, Some(&stream.session), "{sent:?}");
+    }
 }
 
 /// Instances that do not take the request: each one's session is ended, and the next is another's.
