@@ -10,6 +10,7 @@ mod config;
 mod entry;
 mod error;
 mod failover;
+mod hand_over;
 mod hosts;
 mod probe;
 mod record;
@@ -51,10 +52,10 @@ pub struct Sessions {
     next_attempt: u64,
     /// By when it ended: the oldest makes room first.
     done: BTreeSet<(Time, Uuid)>,
-    /// Sessions in a failover.
+    /// Sessions in a failover, or being handed over.
     failing: BTreeSet<Uuid>,
-    /// Those of them that wait for their turn, the longest waiting first.
-    queue: BTreeSet<(Time, Uuid)>,
+    /// Those of them that wait for their turn, as [`entry::Failover::turn`] orders them.
+    queue: BTreeSet<(bool, Time, Uuid)>,
     /// Failovers under way.
     active: usize,
     timers: BTreeSet<(Time, Uuid)>,

@@ -173,6 +173,16 @@ impl Controller {
         self.effects(shared);
     }
 
+    /// An instance is to be left: its sessions go on elsewhere where somebody takes them.
+    pub fn hand_over(&mut self, instance: usize, shared: &mut Shared) {
+        let (now, uri) = (shared.time(), uri(instance));
+        let Some(running) = self.running.as_mut().filter(|_| !self.paused) else { return };
+        let at = shared.oracle.sessions_at(uri.as_str());
+        at.into_iter().for_each(|session| shared.oracle.may_fail_over(session));
+        running.sessions.hand_over(&uri, now);
+        self.effects(shared);
+    }
+
     pub fn tick(&mut self, shared: &mut Shared) {
         let now = shared.time();
         let Some(running) = &mut self.running else { return };
@@ -235,6 +245,9 @@ impl Controller {
                 }
                 Effect::Place(place) if shared.rng.one_in(3) => running.places.push(*place),
                 Effect::Place(place) => {
+                    if place.hand_over {
+                        shared.count("hand over asked");
+                    }
                     let choice = running.choose(&place.exclude, shared);
                     running.sessions.placed(place.session, place.attempt, choice, now);
                 }

@@ -25,11 +25,12 @@ const STEPS: usize = 1_500;
 const OPERATIONS: u64 = 50;
 
 /// What every few runs come to.
-const HAPPENS: [&str; 13] = [
+const HAPPENS: [&str; 14] = [
     "acknowledgement",
     "checkpoint refused",
     "crash in a write",
     "fenced by an epoch or an end",
+    "hand over asked",
     "probe said lost",
     "prompt given",
     "request sent anew",

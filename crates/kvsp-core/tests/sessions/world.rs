@@ -236,7 +236,7 @@ impl World {
     fn fault(&mut self) {
         let shared = &mut self.shared;
         let n = shared.rng.below(INSTANCES);
-        match shared.rng.below(20) {
+        match shared.rng.below(23) {
             0 | 1 => self.instances[n].crash(shared),
             2..5 if !self.instances[n].up => self.instances[n].restart(),
             2..5 => {
@@ -266,6 +266,7 @@ impl World {
             }
             15 => shared.net.cut.clear(),
             16 => shared.blocks = !shared.blocks,
+            17..20 => self.controller.hand_over(n, shared),
             _ => {
                 self.instances.iter_mut().for_each(|instance| instance.paused = false);
                 self.controller.paused = false;

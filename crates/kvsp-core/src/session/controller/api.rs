@@ -136,4 +136,6 @@ pub struct Place {
     pub tokens: u64,
     /// Instances not to be chosen.
     pub exclude: Vec<BaseUri>,
+    /// Whether its instance still has it: where nobody else can take it, it stays there.
+    pub hand_over: bool,
 }

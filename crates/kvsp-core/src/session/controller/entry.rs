@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use kvsp_proto::message::{Needs, SessionState, SessionView};
 use kvsp_proto::record::SessionCheckpoint;
 use kvsp_proto::uri::BaseUri;
+use uuid::Uuid;
 
 use super::api::Choice;
 use super::change::{CheckpointHead, Head, Progress, SEGMENT_TOKENS, Ticket};
@@ -26,6 +27,8 @@ pub(super) struct Entry {
     pub(super) octets: u64,
     pub(super) pending: Option<Pending>,
     pub(super) failover: Option<Failover>,
+    /// Nobody else could take it when it was to be handed over; not asked for again before.
+    pub(super) stays_until: Option<Time>,
     pub(super) needs: Option<Needs>,
     /// When the last probe was handed out, and whether it is unanswered.
     pub(super) probe: Option<(Time, bool)>,
@@ -71,6 +74,9 @@ pub(super) enum Next {
 #[derive(Debug, Clone)]
 pub(super) struct Failover {
     pub(super) since: Time,
+    /// The instance of the session still has it and goes on with it until the next epoch is durable: it is handed
+    /// over, not lost.
+    pub(super) voluntary: bool,
     /// Resumes sent.
     pub(super) attempts: u32,
     /// Instances not to be tried, with the epoch of the start that failed.
@@ -78,6 +84,19 @@ pub(super) struct Failover {
     /// Waits so far in a row.
     pub(super) backoffs: u32,
     pub(super) phase: Phase,
+}
+
+impl Failover {
+    /// It waits for its turn.
+    pub(super) fn new(voluntary: bool, exclude: Option<(BaseUri, u64)>, now: Time) -> Self {
+        let exclude = exclude.into_iter().collect();
+        Self { since: now, voluntary, attempts: 0, exclude, backoffs: 0, phase: Phase::Queued }
+    }
+
+    /// Its place in the queue: who has lost its instance comes first, then who waits the longest.
+    pub(super) const fn turn(&self, session: Uuid) -> (bool, Time, Uuid) {
+        (self.voluntary, self.since, session)
+    }
 }
 
 /// Where a failover is.
@@ -138,6 +157,7 @@ impl Entry {
             octets: 0,
             pending: None,
             failover: None,
+            stays_until: None,
             needs: None,
             probe: None,
             expired: false,
@@ -180,9 +200,10 @@ impl Entry {
         })
     }
 
-    /// The state as it is shown: it is resuming from the moment that its instance is lost.
+    /// The state as it is shown: it is resuming from the moment that its instance is lost. One that is handed over
+    /// runs until its next epoch is durable.
     pub(super) fn state(&self) -> SessionState {
-        let moving = self.failover.is_some() && !self.is_final();
+        let moving = self.failover.as_ref().is_some_and(|failover| !failover.voluntary) && !self.is_final();
         if moving { SessionState::Resuming } else { self.head.state }
     }
 

@@ -52,18 +52,19 @@ impl Sessions {
         if !entry.created || entry.is_final() {
             return;
         }
-        match entry.phase() {
-            Some(Phase::Sent { .. } | Phase::Settling) => self.attempt_failed(session),
+        match &mut entry.failover {
+            Some(Failover { phase: Phase::Sent { .. } | Phase::Settling, .. }) => {
+                self.attempt_failed(session)
+            }
+            // It was to be handed over: now it has to go.
+            Some(failover) if failover.voluntary => {
+                self.queue.remove(&failover.turn(session));
+                failover.voluntary = false;
+            }
             Some(_) => return,
             None => {
                 let gone = exclude.then(|| (entry.head.instance.clone(), entry.head.instance_epoch));
-                entry.failover = Some(Failover {
-                    since: now,
-                    attempts: 0,
-                    exclude: gone.into_iter().collect(),
-                    backoffs: 0,
-                    phase: Phase::Queued,
-                });
+                entry.failover = Some(Failover::new(false, gone, now));
                 self.failing.insert(session);
             }
         }
@@ -78,7 +79,7 @@ impl Sessions {
         match failover.phase.clone() {
             Phase::Queued if self.active < self.config.max_resumes.max(1) => self.place(session, now),
             Phase::Queued => {
-                self.queue.insert((failover.since, session));
+                self.queue.insert(failover.turn(session));
             }
             Phase::Chosen(choice) => self.begin_move(session, &choice),
             Phase::Settling => {
@@ -100,7 +101,7 @@ impl Sessions {
     /// Begins failovers while there is room for more at once.
     pub(super) fn settle(&mut self, now: Time) {
         while self.active < self.config.max_resumes.max(1)
-            && let Some((_, session)) = self.queue.pop_first()
+            && let Some((.., session)) = self.queue.pop_first()
         {
             self.catch_up(session, now);
         }
@@ -120,6 +121,7 @@ impl Sessions {
             block_keys: head.checkpoint.as_ref().map_or(&head.block_keys, |c| &c.prompt_blocks).clone(),
             tokens: head.tokens.saturating_add(entry.tokens.len() as u64),
             exclude: excluded.cloned().collect(),
+            hand_over: entry.failover.as_ref().is_some_and(|failover| failover.voluntary),
         };
         self.effects.push_back(Effect::Place(Box::new(place)));
         self.set_phase(session, Phase::Placing { attempt, deadline: now + self.config.attempt_timeout });
@@ -149,6 +151,10 @@ impl Sessions {
         let former = std::mem::replace(&mut entry.head, head);
         entry.needs = None;
         entry.probe = None;
+        entry.stays_until = None;
+        if let Some(failover) = &mut entry.failover {
+            failover.voluntary = false;
+        }
         entry.idle_at = now + self.config.idle;
         let instance = entry.head.instance.clone();
         match entry.checkpoint() {
@@ -189,6 +195,10 @@ impl Sessions {
         let Some(failover) = self.sessions.get_mut(&session).and_then(|e| e.failover.as_mut()) else {
             return;
         };
+        if failover.voluntary {
+            self.stay(session, now);
+            return;
+        }
         let phase = if now.since(failover.since) >= config.give_up {
             Phase::GivingUp(Reason::NoInstance)
         } else {
@@ -221,6 +231,6 @@ impl Sessions {
         let Some(failover) = self.sessions.get_mut(&session).and_then(|e| e.failover.take()) else { return };
         self.active -= usize::from(failover.phase.holds_slot());
         self.failing.remove(&session);
-        self.queue.remove(&(failover.since, session));
+        self.queue.remove(&failover.turn(session));
     }
 }

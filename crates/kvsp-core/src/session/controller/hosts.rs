@@ -69,8 +69,7 @@ impl Sessions {
 
     /// Fails over the sessions whose start of this instance is over.
     fn lose_of(&mut self, instance: &BaseUri, now: Time) {
-        let sessions = self.hosts.get(instance).map(|host| host.sessions.clone()).unwrap_or_default();
-        for session in sessions {
+        for session in self.sessions_of(instance) {
             self.lose_if_gone(session, now);
         }
     }
@@ -101,6 +100,22 @@ impl Sessions {
             self.set_phase(session, Phase::Queued);
             self.catch_up(session, now);
         }
+    }
+
+    /// Instances that have sessions, or are being given some, ordered by URI, and how many.
+    pub fn hosts(&self) -> impl Iterator<Item = (&BaseUri, usize)> {
+        self.hosts.iter().map(|(instance, host)| (instance, host.sessions.len()))
+    }
+
+    /// How many sessions an instance has, or is being given.
+    #[must_use]
+    pub fn hosted(&self, instance: &BaseUri) -> usize {
+        self.hosts.get(instance).map_or(0, |host| host.sessions.len())
+    }
+
+    /// The sessions of an instance.
+    pub(super) fn sessions_of(&self, instance: &BaseUri) -> BTreeSet<Uuid> {
+        self.hosts.get(instance).map(|host| host.sessions.clone()).unwrap_or_default()
     }
 
     /// Counts a session as one of an instance.

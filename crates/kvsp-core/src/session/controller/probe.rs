@@ -47,7 +47,8 @@ impl Sessions {
             *open = false;
         }
         // A resume under way is judged by its own answer.
-        if verdict == Verdict::Lost && entry.failover.is_none() {
+        let under_way = entry.failover.as_ref().is_some_and(|failover| !failover.voluntary);
+        if verdict == Verdict::Lost && !under_way {
             self.lose(session, true, now);
             self.settle(now);
         }

@@ -1,6 +1,7 @@
 //! Checkpoints, ends and limits; what all tests of the machine share.
 
 mod failover;
+mod hand_over;
 mod restart;
 
 use std::time::Duration;
