@@ -7,8 +7,8 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::{greedy, pages, prefill, tiny};
-use kvsp_engine::Tokenizer;
-use kvsp_llama::{LoadOptions, ModelSource, describe, facts, tokenizer};
+use kvsp_engine::{Engine as _, EngineInfo, Tokenizer};
+use kvsp_llama::{LoadOptions, ModelSource, describe, facts, prepare, tokenizer};
 use kvsp_proto::descriptor::Descriptor;
 use kvsp_proto::registry::ElementType;
 
@@ -66,4 +66,22 @@ fn sources_parse() {
     assert_eq!(parse("tiny:7"), ModelSource::Tiny { seed: 7 });
     assert_eq!(parse("./tiny"), ModelSource::Path("./tiny".into()));
     assert_eq!(parse("tinyllama.gguf"), ModelSource::Path("tinyllama.gguf".into()));
+}
+
+#[test]
+fn what_the_engine_will_be_is_known_before_its_weights_are_read() {
+    for options in [
+        LoadOptions::default(),
+        LoadOptions { block_tokens: 7, kv_dtype: ElementType::Float32, pool_octets: 1 << 20, name: None },
+    ] {
+        let prepared = prepare(&ModelSource::Tiny { seed: 3 }, &options, &|_, _| {}).unwrap();
+        let announced = prepared.info().clone();
+        let engine = prepared.load(&|_, _| {}).unwrap();
+        let EngineInfo { descriptor, max_context, vocab, eos, pages, batch_invariant } = engine.info();
+        assert_eq!(descriptor, &announced.descriptor);
+        assert_eq!((max_context, vocab, eos), (&announced.max_context, &announced.vocab, &announced.eos));
+        assert_eq!((pages, batch_invariant), (&announced.pages, &announced.batch_invariant));
+    }
+    let small = LoadOptions { pool_octets: 1, ..LoadOptions::default() };
+    assert!(prepare(&ModelSource::Tiny { seed: 3 }, &small, &|_, _| {}).is_err(), "a pool without a page");
 }
