@@ -3,6 +3,8 @@
 //! attention is put together elsewhere.
 
 mod context;
+#[cfg(test)]
+mod tests;
 mod thread;
 mod work;
 
@@ -124,7 +126,7 @@ pub(crate) enum Advanced {
 type Reply<T> = oneshot::Sender<Result<T, ContextError>>;
 
 /// What the engine thread is asked.
-pub(super) enum ContextCommand {
+pub(crate) enum ContextCommand {
     Reserve { map: MapId, keeper: Keeper, ranges: Ranges, reply: Reply<()> },
     Free { map: MapId, keeper: Option<Keeper>, ranges: Option<Ranges>, reply: oneshot::Sender<()> },
     Held { map: MapId, reply: oneshot::Sender<Ranges> },
@@ -139,7 +141,7 @@ pub(super) enum ContextCommand {
 }
 
 /// Attention that is asked for.
-pub(super) struct Attention {
+pub(crate) struct Attention {
     map: MapId,
     layer: usize,
     keys: Range<u64>,
