@@ -4,6 +4,8 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod files;
+pub mod group;
+pub mod real;
 
 use kvsp_engine::{Engine, PageId, Span};
 use kvsp_llama::{LlamaEngine, LoadOptions, ModelSource, load};
