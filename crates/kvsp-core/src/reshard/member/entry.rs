@@ -1,0 +1,124 @@
+//! One map at a member.
+
+use kvsp_proto::message::{MapId, ReshardAnswer, ReshardPlan};
+
+use super::super::Ranges;
+use super::{MemberError, Planned};
+use crate::time::Time;
+
+/// A map of which something is ours, or was.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) version: u64,
+    /// The number of the plan that led to this version, where it had one.
+    pub(super) attempt: Option<u64>,
+    /// Our ranges in this version.
+    pub(super) owned: Ranges,
+    /// What we were told to keep beside them.
+    pub(super) spare: Ranges,
+    /// The highest epoch of a leader.
+    pub(super) epoch: u64,
+    pub(super) prepared: Option<Prepared>,
+    /// Another number after each thing that happens to the map.
+    pub(super) changes: u64,
+}
+
+/// A plan that is open here.
+#[derive(Debug, Clone)]
+pub(super) struct Prepared {
+    pub(super) plan: ReshardPlan,
+    /// Our ranges in its version.
+    pub(super) next: Ranges,
+    pub(super) state: Loading,
+    /// When to ask the controller what became of it.
+    pub(super) ask_at: Time,
+    pub(super) asks: u32,
+}
+
+/// Whether a plan is acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Loading {
+    Loading,
+    Ready,
+}
+
+impl Prepared {
+    /// Whether the abort of a plan ends this one: of this plan, or of one that came after it.
+    pub(super) fn is_ended_by(&self, version: u64, attempt: Option<u64>) -> bool {
+        let number = self.plan.attempt;
+        self.plan.to == version && (attempt.is_none() || number.is_none() || number <= attempt)
+    }
+}
+
+impl Entry {
+    /// A map that was not known: what is said of the version that holds is believed.
+    pub(super) fn believed(version: u64, owned: Ranges) -> Self {
+        Self { version, attempt: None, owned, spare: Ranges::new(), epoch: 0, prepared: None, changes: 0 }
+    }
+
+    /// All positions for which there is, or may be, memory.
+    pub(super) fn all(&self) -> Ranges {
+        let next = self.prepared.as_ref().map_or_else(Ranges::new, |prepared| prepared.next.clone());
+        self.owned.union(&self.spare).union(&next)
+    }
+
+    /// What of the next version's ranges is there for its sake alone.
+    pub(super) fn fresh(&self, next: &Ranges) -> Ranges {
+        next.difference(&self.owned).difference(&self.spare)
+    }
+
+    /// The open plan, where it is this one.
+    pub(super) fn prepared_for(&mut self, to: u64, attempt: Option<u64>) -> Option<&mut Prepared> {
+        let same = |prepared: &&mut Prepared| {
+            let number = prepared.plan.attempt;
+            prepared.plan.to == to && (attempt.is_none() || number.is_none() || number == attempt)
+        };
+        self.prepared.as_mut().filter(same)
+    }
+
+    /// The version of an acknowledged plan.
+    pub(super) fn ready(&self) -> Option<u64> {
+        let ready = self.prepared.as_ref().filter(|prepared| prepared.state == Loading::Ready);
+        ready.map(|prepared| prepared.plan.to)
+    }
+
+    /// The next version holds. Nothing is freed yet: what is not ours in it is spare.
+    pub(super) fn adopt(&mut self) {
+        let Some(prepared) = self.prepared.take() else { return };
+        self.spare = self.owned.union(&self.spare).difference(&prepared.next);
+        self.owned = prepared.next;
+        self.version = prepared.plan.to;
+        self.attempt = prepared.plan.attempt;
+    }
+
+    /// The open plan is over; what was for its sake alone.
+    pub(super) fn drop_prepared(&mut self) -> Ranges {
+        self.prepared.take().map_or_else(Ranges::new, |prepared| self.fresh(&prepared.next))
+    }
+
+    pub(super) fn answer(&self, map: &MapId) -> ReshardAnswer {
+        ReshardAnswer { map: map.clone(), version: self.version, prepared: self.ready() }
+    }
+
+    /// What is known of a plan whose `from` we have reached. None: it is a new one.
+    pub(super) fn known(&self, plan: &ReshardPlan) -> Result<Option<Planned>, MemberError> {
+        let conflict = MemberError::Conflict { version: self.version };
+        let agree =
+            |number: Option<u64>| number.is_none() || plan.attempt.is_none() || number == plan.attempt;
+        if plan.from < self.version {
+            let done = plan.to == self.version && agree(self.attempt);
+            return if done { Ok(Some(Planned::Ready(self.answer(&plan.map)))) } else { Err(conflict) };
+        }
+        let Some(prepared) = &self.prepared else { return Ok(None) };
+        let same = match (plan.attempt, prepared.plan.attempt) {
+            (Some(theirs), Some(ours)) if theirs > ours => return Ok(None),
+            (Some(theirs), Some(ours)) => theirs == ours,
+            _ => ReshardPlan { deadline_ms: prepared.plan.deadline_ms, ..plan.clone() } == prepared.plan,
+        };
+        match prepared.state {
+            _ if !same => Err(conflict),
+            Loading::Loading => Ok(Some(Planned::Loading)),
+            Loading::Ready => Ok(Some(Planned::Ready(self.answer(&plan.map)))),
+        }
+    }
+}
