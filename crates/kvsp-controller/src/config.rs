@@ -1,5 +1,6 @@
 //! Settings of the Placement Controller.
 
+mod groups;
 mod sessions;
 
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use kvsp_proto::message::Limits;
 use kvsp_proto::uri::BaseUri;
 use serde::Deserialize;
 
+pub use groups::GroupSettings;
 pub use sessions::SessionSettings;
 
 /// Settings of the Placement Controller.
@@ -26,6 +28,8 @@ pub struct ControllerConfig {
     pub state_key: Option<PathBuf>,
     /// Sessions.
     pub sessions: SessionSettings,
+    /// Contexts that are split over several instances.
+    pub groups: GroupSettings,
     /// ms that a placement waits for the index.
     pub index_timeout_ms: u64,
     /// ms that a placement waits for an instance to take a directive.
@@ -63,6 +67,7 @@ impl Default for ControllerConfig {
             state: None,
             state_key: None,
             sessions: SessionSettings::default(),
+            groups: GroupSettings::default(),
             index_timeout_ms: 1_000,
             prefetch_timeout_ms: 500,
             state_timeout_ms: 2_000,

@@ -22,6 +22,6 @@ mod service;
 mod sessions;
 mod tables;
 
-pub use config::{ControllerConfig, SessionSettings};
+pub use config::{ControllerConfig, GroupSettings, SessionSettings};
 pub use service::{Deps, serve};
 pub use sessions::StateOpenError;
