@@ -141,6 +141,14 @@ impl Server {
         Answer { status: parts.status, headers: parts.headers, body }
     }
 
+    /// A request as it is.
+    pub(crate) async fn send_raw(&self, request: http::request::Builder, body: &str) -> Answer {
+        let request = request.body(Full::new(Bytes::copy_from_slice(body.as_bytes()))).unwrap();
+        let (parts, body) = self.client.request(request).await.unwrap().into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        Answer { status: parts.status, headers: parts.headers, body }
+    }
+
     pub(crate) async fn get(&self, path: &str) -> Answer {
         self.send(Method::GET, &self.base.join(path), None).await
     }

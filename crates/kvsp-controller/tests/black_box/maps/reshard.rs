@@ -21,7 +21,9 @@ async fn every_member_of_either_version_is_told_what_is_its_own() {
     let begun = fixture.reshard(1, &to).await;
     assert_eq!(begun["version"], 1);
     assert_eq!(begun["shards"], thirds(&members));
-    assert_eq!(begun["pending"], json!({"to": 2, "shards": to, "phase": "preparing", "acks": []}));
+    let pending = &begun["pending"];
+    assert_eq!((&pending["to"], &pending["shards"]), (&json!(2), &to));
+    assert_eq!((&pending["phase"], &pending["acks"]), (&json!("preparing"), &json!([])));
 
     let plans = all_asked(&mut members, Kind::Plan).await;
     let [a, b, c] = members.each_ref();
@@ -61,7 +63,7 @@ async fn every_member_of_either_version_is_told_what_is_its_own() {
     assert!(members.iter_mut().all(|member| member.rest().is_empty()), "nobody is told more");
     gates[1].notify_one();
     for commit in all_asked(&mut members, Kind::Commit).await {
-        assert_eq!(commit, json!({"map": MAP, "commit": 2}));
+        assert_eq!((&commit["map"], &commit["commit"], commit.get("abort")), (&json!(MAP), &json!(2), None));
     }
     let view = fixture.settles(2).await;
     assert_eq!(view["shards"], to);
