@@ -73,7 +73,7 @@ fn admit(agent: &Agent, caller: &Caller, headers: &HeaderMap) -> Result<Option<S
     caller.require_role(&Role::ALL)?;
     let session = SessionHeaders::read(headers)?;
     if session.is_none() {
-        agent.lifecycle.require_active()?;
+        agent.require_active()?;
     }
     Ok(session)
 }

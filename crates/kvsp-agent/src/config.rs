@@ -1,8 +1,12 @@
 //! What an instance is told at start.
 
+use std::time::Duration;
+
 use kvsp_proto::message::Limits;
 use kvsp_proto::uri::BaseUri;
 use serde::Deserialize;
+
+use crate::lifecycle::SleepWish;
 
 /// The configuration of an instance; every member has a default.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -18,6 +22,11 @@ pub struct AgentConfig {
     pub served_name: Option<String>,
     /// TTL of a status in ms; one is sent every third of it.
     pub status_ttl_ms: u64,
+    /// Load below which the instance counts as quiet: requests that run, requests that wait, and open sessions.
+    pub sleep_below: u64,
+    /// How long it is quiet before it asks the controller to let it sleep, and between one refusal and asking
+    /// again, in ms; 0: it never asks.
+    pub sleep_after_ms: u64,
     /// Most requests that run at once.
     pub max_running: usize,
     /// Most requests that wait; more are refused with 503.
@@ -53,6 +62,13 @@ pub struct AgentConfig {
     pub limits: Limits,
 }
 
+impl AgentConfig {
+    pub(crate) fn sleep_wish(&self) -> SleepWish {
+        let after = (self.sleep_after_ms > 0).then(|| Duration::from_millis(self.sleep_after_ms));
+        SleepWish { below: self.sleep_below, after }
+    }
+}
+
 impl Default for AgentConfig {
     fn default() -> Self {
         Self {
@@ -61,6 +77,8 @@ impl Default for AgentConfig {
             holder: None,
             served_name: None,
             status_ttl_ms: 3000,
+            sleep_below: 1,
+            sleep_after_ms: 0,
             max_running: 16,
             max_queued: 256,
             chunk_tokens: 128,

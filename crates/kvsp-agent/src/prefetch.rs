@@ -66,7 +66,7 @@ pub(crate) async fn create(
         Ok(Admission::New) => {}
         Err(conflict) => return Err(Failure::new(ProblemType::DirectiveConflict, conflict.to_string())),
     }
-    agent.lifecycle.require_active()?;
+    agent.require_active()?;
     start(&agent, directive).await
 }
 

@@ -116,7 +116,7 @@ pub async fn serve<E: Engine>(
         client: parts.client,
         clock: parts.clock,
         random: parts.random,
-        lifecycle: Lifecycle::new(),
+        lifecycle: Lifecycle::new(config.sleep_wish()),
         links: Links::new(config.link_mbit_per_s),
         directives: Directives::new(config.max_directives, config.directive_history),
         load_counters: LoadCounters::default(),
@@ -210,7 +210,7 @@ async fn watch_engine(
 /// Between the wish to stop and the end of listening, running requests may finish.
 async fn drain(agent: Arc<Agent>, stop: CancellationToken, listening: CancellationToken) {
     stop.cancelled().await;
-    agent.lifecycle.order(kvsp_proto::record::InstanceState::Draining, false);
+    agent.lifecycle.stop();
     if let Some(controller) = &agent.config.controller {
         let status = agent.status();
         let last = agent.client.put_status(controller, &status);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use kvsp_proto::problem::Problem;
 use kvsp_proto::record::InstanceStatus;
 use kvsp_proto::uri::BaseUri;
 use tokio_util::sync::CancellationToken;
@@ -22,7 +23,9 @@ pub(crate) struct StatusSeq(AtomicU64);
 impl Agent {
     /// The instance's status at this moment; one that has drained by now falls asleep.
     pub(crate) fn status(&self) -> InstanceStatus {
+        let now = self.clock.now();
         self.lifecycle.settle(self.is_idle());
+        self.lifecycle.observe(self.load(), now);
         let gauges = self.engine.gauges();
         let service = gauges.mean_service_us.get();
         InstanceStatus {
@@ -36,7 +39,7 @@ impl Agent {
             prefill_tokens_per_s: gauges.prefill_tokens_per_s.get(),
             decode_tokens_per_s: gauges.decode_tokens_per_s.get(),
             links: self.links.report(),
-            requested_state: None,
+            requested_state: self.lifecycle.requested(now),
             ttl_ms: self.config.status_ttl_ms,
             seq: Some(self.status_seq.0.fetch_add(1, Ordering::Relaxed)),
             mean_service_us: (service > 0.0).then_some(service),
@@ -44,10 +47,21 @@ impl Agent {
         }
     }
 
+    /// Requests that run, requests that wait, and open sessions.
+    fn load(&self) -> u64 {
+        Gauges::read(&self.engine.gauges().running) + self.engine.queued() + self.sessions.open_count() as u64
+    }
+
+    /// Take on new work, or refuse it because the instance is not active.
+    pub(crate) fn require_active(&self) -> Result<(), Problem> {
+        self.lifecycle.require_active()?;
+        self.lifecycle.observe(self.load().saturating_add(1), self.clock.now());
+        Ok(())
+    }
+
     /// Whether nothing runs and nothing waits, no session either.
     pub(crate) fn is_idle(&self) -> bool {
-        Gauges::read(&self.engine.gauges().running) + self.engine.queued() == 0
-            && self.sessions.open_count() == 0
+        self.load() == 0
     }
 }
 
@@ -90,7 +104,8 @@ pub(crate) async fn run(agent: Arc<Agent>, stop: CancellationToken) {
         let (ordered, _) =
             tokio::join!(send(agent.config.controller.clone()), send(agent.config.index.clone()));
         if let Some(state) = ordered {
-            agent.lifecycle.answer(status.state, state, agent.is_idle());
+            let reported = (status.state, status.requested_state.is_some());
+            agent.lifecycle.answer(reported, state, agent.is_idle(), agent.clock.now());
         }
     }
 }

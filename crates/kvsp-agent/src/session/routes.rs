@@ -44,7 +44,7 @@ pub(crate) async fn resume(
     if let Some(known) = agent.sessions.at_epoch(id, request.epoch, true)? {
         return Ok(accepted(&known).await);
     }
-    agent.lifecycle.require_active()?;
+    agent.require_active()?;
     let controller = require_controller(&agent)?;
     if agent.engine.queued() >= agent.config.max_queued as u64 {
         let full = Problem::new(ProblemType::Overloaded, "the instance's queue is full; try again");

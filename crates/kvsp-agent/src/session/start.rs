@@ -68,7 +68,7 @@ pub(crate) async fn start(
         require_reader(caller, &known)?;
         return Ok(stream::answer(known, 0));
     }
-    agent.lifecycle.require_active()?;
+    agent.require_active()?;
     let controller = require_controller(agent)?;
     agent.sessions.has_place()?;
     let facts = facts(agent, caller, id, epoch, &request)?;

@@ -8,5 +8,7 @@ mod hanging;
 mod leases;
 mod liars;
 mod sessions;
+mod sleep;
+mod start;
 mod states;
 mod support;

@@ -15,20 +15,20 @@ use serde_json::{Value, json};
 use crate::support::{Ask, Index, Instance, Setup, client, eventually, prompt, send};
 
 /// A controller that notes every status and answers with the state it is told to.
-struct Controller {
+pub(crate) struct Controller {
     service: TestService,
     seen: Seen,
 }
 
 #[derive(Clone, Default)]
-struct Seen {
+pub(crate) struct Seen {
     statuses: Arc<Mutex<Vec<(Instant, Value)>>>,
     /// `None`: the state that the status reports.
     answer: Arc<Mutex<Option<&'static str>>>,
 }
 
 impl Controller {
-    async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let seen = Seen::default();
         let routes = Router::new()
             .route("/instances/{instance}/status", put(status))
@@ -38,19 +38,23 @@ impl Controller {
         Self { service: TestService::start(routes).await, seen }
     }
 
-    async fn instance(&self, ttl_ms: u64) -> Instance {
+    pub(crate) fn setup(&self, ttl_ms: u64) -> Setup {
         let mut setup = Setup::default();
         setup.agent.controller = Some(self.service.base.clone());
         setup.agent.status_ttl_ms = ttl_ms;
         setup.agent.max_running = 4;
-        Instance::start(setup).await
+        setup
     }
 
-    fn statuses(&self) -> Vec<(Instant, Value)> {
+    async fn instance(&self, ttl_ms: u64) -> Instance {
+        Instance::start(self.setup(ttl_ms)).await
+    }
+
+    pub(crate) fn statuses(&self) -> Vec<(Instant, Value)> {
         self.seen.statuses.lock().unwrap().clone()
     }
 
-    fn answer(&self, state: &'static str) {
+    pub(crate) fn answer(&self, state: &'static str) {
         *self.seen.answer.lock().unwrap() = Some(state);
     }
 }
@@ -62,7 +66,7 @@ async fn status(State(seen): State<Seen>, body: Bytes) -> axum::response::Respon
     reply::json(http::StatusCode::OK, &json!({"state": state}))
 }
 
-async fn state(instance: &Instance) -> String {
+pub(crate) async fn state(instance: &Instance) -> String {
     send(&instance.base, "GET", "status", "").await.json()["state"].as_str().unwrap().to_owned()
 }
 

@@ -8,9 +8,8 @@ use http::Request;
 use kvsp_agent::{AgentConfig, AgentParts, EngineSource};
 use kvsp_blocks::{BlocksConfig, BlocksDeps};
 use kvsp_client::{BlockQuery, Client, ClientConfig, StreamedBody};
-use kvsp_engine::Engine as _;
 use kvsp_holder::HolderConfig;
-use kvsp_llama::{LoadOptions, ModelSource};
+use kvsp_llama::{LlamaEngine, LoadOptions, ModelSource, Prepared};
 use kvsp_net::auth::{Authenticator, Development};
 use kvsp_net::clock::SystemClock;
 use kvsp_net::metrics::Metrics;
@@ -29,12 +28,14 @@ use kvsp_proto::registry::ElementType;
 use kvsp_proto::uri::BaseUri;
 use kvsp_testkit::{Prefix, Running, generate};
 use serde_json::{Value, json};
+use tokio::sync::oneshot;
 use uuid::Uuid;
 
 /// How long anything that is bound to happen may take on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
 
+const SOURCE: ModelSource = ModelSource::Tiny { seed: 0 };
 pub(crate) const MODEL: &str = "kvsp/tiny";
 
 pub(crate) fn client() -> Client {
@@ -198,6 +199,17 @@ impl Setup {
     pub(crate) fn alone() -> Self {
         Self { shares: false, ..Self::default() }
     }
+
+    /// The tiny model in this setup, without its weights.
+    pub(crate) fn prepared(&self) -> Prepared {
+        let options = LoadOptions {
+            name: Some(MODEL.into()),
+            block_tokens: self.block_tokens,
+            kv_dtype: self.kv_dtype,
+            pool_octets: self.pool_octets,
+        };
+        kvsp_llama::prepare(&SOURCE, &options, &|_, _| {}).unwrap()
+    }
 }
 
 /// An instance of the tiny model.
@@ -274,6 +286,18 @@ impl Stream {
     }
 }
 
+impl Stream {
+    /// Reads to the end; whether that comes before the answer's.
+    pub(crate) async fn breaks_off(mut self) -> bool {
+        while let Ok(Some(data)) = self.body.chunk().await {
+            if self.reader.push(&data).unwrap().iter().any(|payload| payload == sse::DONE) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
 /// An answer of the raw HTTP kind.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -318,33 +342,37 @@ impl Instance {
 
     /// An instance that tells principals apart.
     pub(crate) async fn start_with(setup: Setup, authenticator: Arc<dyn Authenticator>) -> Self {
+        let engine = setup.prepared().load(&|_, _| {}).unwrap();
+        let (instance, is_ready) = Self::starting(setup, EngineSource::of(engine), authenticator).await;
+        is_ready.await.unwrap();
+        instance
+    }
+
+    /// An instance whose engine may be on its way; told once it is ready.
+    pub(crate) async fn starting(
+        setup: Setup,
+        engine: EngineSource<LlamaEngine>,
+        authenticator: Arc<dyn Authenticator>,
+    ) -> (Self, oneshot::Receiver<()>) {
         let bound = Service::bind(ServiceConfig::default(), authenticator).await.unwrap();
         let (base, admin) = (bound.base(), bound.admin());
-        let source = ModelSource::Tiny { seed: 0 };
-        let options = LoadOptions {
-            name: Some(MODEL.into()),
-            block_tokens: setup.block_tokens,
-            kv_dtype: setup.kv_dtype,
-            pool_octets: setup.pool_octets,
-        };
-        let engine = kvsp_llama::load(&source, &options, &|_, _| {}).unwrap();
-        let descriptor = engine.info().descriptor.clone();
+        let descriptor = setup.prepared().info().descriptor.clone();
         let index = setup.agent.index.clone();
         let parts = AgentParts {
-            engine: EngineSource::of(engine),
-            tokenizer: Arc::new(kvsp_llama::tokenizer(&source).unwrap()),
+            engine,
+            tokenizer: Arc::new(kvsp_llama::tokenizer(&SOURCE).unwrap()),
             scopes: if setup.shares { vec![Arc::new(scope_key())] } else { Vec::new() },
             blocks: BlocksConfig { host_octets: setup.host_octets, index, ..BlocksConfig::default() },
             client: client(),
             clock: Arc::new(SystemClock::new()),
             random: Arc::new(SeededRandom::new(3)),
         };
-        let (ready, is_ready) = tokio::sync::oneshot::channel();
+        let (ready, is_ready) = oneshot::channel();
         let running = Running::spawn(|stop| {
-            kvsp_agent::serve(setup.agent, bound, parts, move || ready.send(()).unwrap(), stop)
+            // Who starts many does not listen to each.
+            kvsp_agent::serve(setup.agent, bound, parts, move || ready.send(()).unwrap_or(()), stop)
         });
-        is_ready.await.unwrap();
-        Self { base, admin, descriptor, running }
+        (Self { base, admin, descriptor, running }, is_ready)
     }
 
     pub(crate) fn compat(&self) -> CompatId {
