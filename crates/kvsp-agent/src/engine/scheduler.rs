@@ -97,7 +97,7 @@ impl<E: Engine> Scheduler<E> {
             arrivals: 0,
             exports: VecDeque::new(),
             pins: BTreeMap::new(),
-            contexts: Contexts::new(&engine),
+            contexts: Contexts::new(&engine, gauges.clone()),
             commands,
             events,
             host,
@@ -501,7 +501,7 @@ impl<E: Engine> Scheduler<E> {
     }
 
     fn report(&mut self) {
-        self.contexts.report(&self.gauges);
+        self.contexts.report();
         let set =
             |gauge: &std::sync::atomic::AtomicU64, value: usize| gauge.store(value as u64, Ordering::Relaxed);
         set(&self.gauges.running, self.running.len());

@@ -50,10 +50,11 @@ pub(in crate::engine) struct Contexts<E: Engine> {
     /// What is kept or held has changed since it was reported.
     unreported: bool,
     worked: Option<Instant>,
+    gauges: Arc<Gauges>,
 }
 
 impl<E: Engine> Contexts<E> {
-    pub(in crate::engine) fn new(engine: &E) -> Self {
+    pub(in crate::engine) fn new(engine: &E, gauges: Arc<Gauges>) -> Self {
         let descriptor = &engine.info().descriptor;
         Self {
             layers: descriptor.layers as usize,
@@ -66,6 +67,7 @@ impl<E: Engine> Contexts<E> {
             changed: false,
             unreported: false,
             worked: None,
+            gauges,
         }
     }
 
@@ -137,10 +139,10 @@ impl<E: Engine> Contexts<E> {
         let (layers, block_tokens) = (self.layers, self.block_tokens);
         let context = self.by_map.entry(map.clone()).or_insert_with(|| Context::new(layers, block_tokens));
         let reserved = context.reserve(keeper, ranges, pages);
-        self.unreported = true;
         if context.is_empty() {
             self.by_map.remove(&map);
         }
+        self.report_pages(pages);
         reserved
     }
 
@@ -153,7 +155,16 @@ impl<E: Engine> Contexts<E> {
         if context.is_empty() {
             self.by_map.remove(map);
         }
-        (self.changed, self.unreported) = (true, true);
+        self.changed = true;
+        self.report_pages(pages);
+    }
+
+    /// What is free is known before the answer to whoever freed it.
+    fn report_pages(&mut self, pages: &PageTable) {
+        self.unreported = true;
+        self.report();
+        let in_use = pages.capacity() - pages.available();
+        self.gauges.pages_in_use.store(in_use as u64, Ordering::Relaxed);
     }
 
     fn forget(&mut self, map: &MapId, from: u64) {
@@ -341,7 +352,7 @@ impl<E: Engine> Contexts<E> {
     }
 
     /// Tell what is kept and held.
-    pub(in crate::engine) fn report(&mut self, gauges: &Gauges) {
+    pub(in crate::engine) fn report(&mut self) {
         if !std::mem::take(&mut self.unreported) {
             return;
         }
@@ -351,9 +362,9 @@ impl<E: Engine> Contexts<E> {
             .map(Context::tokens)
             .fold((0, 0), |(a, b), (c, d)| (u64::saturating_add(a, c), u64::saturating_add(b, d)));
         let pages: usize = self.by_map.values().map(Context::page_count).sum();
-        gauges.context_tokens_reserved.store(kept, Ordering::Relaxed);
-        gauges.context_tokens_held.store(held, Ordering::Relaxed);
-        gauges.context_pages.store(pages as u64, Ordering::Relaxed);
+        self.gauges.context_tokens_reserved.store(kept, Ordering::Relaxed);
+        self.gauges.context_tokens_held.store(held, Ordering::Relaxed);
+        self.gauges.context_pages.store(pages as u64, Ordering::Relaxed);
     }
 }
 
