@@ -1,10 +1,10 @@
 //! Calls about sequence-sharded contexts, to the Placement Controller and to members (draft section 6.9, profile
 //! sections 5 and 8).
 
-use http::{HeaderValue, Method};
+use http::{HeaderValue, Method, StatusCode};
 use kvsp_proto::message::{
-    HeldView, LengthAnswer, LengthRequest, MapCreate, MapId, MapList, MapView, OpenContext, ReshardAnswer,
-    ReshardMessage, ReshardRequest,
+    HeldView, LengthAnswer, LengthRequest, MapCreate, MapId, MapList, MapView, OpenContext, ReshardMessage,
+    ReshardRequest,
 };
 use kvsp_proto::path::{self, SESSION_EPOCH_HEADER};
 use kvsp_proto::uri::BaseUri;
@@ -63,16 +63,20 @@ impl Client {
         self.call_empty(service, Call::delete(path::map(map))).await
     }
 
-    /// Tells a member of a map a plan, a commit or an abort. A plan is answered once its ranges are loaded.
+    /// Tells a member of a map a plan, a commit or an abort. A plan is answered once its ranges are loaded. The
+    /// acknowledgement is the 200 alone: the texts do not say what is in its body.
     ///
     /// # Errors
-    /// [`ClientError`].
-    pub async fn tell_reshard(
-        &self,
-        member: &BaseUri,
-        message: &ReshardMessage,
-    ) -> Result<ReshardAnswer, ClientError> {
-        self.call_json(member, Call::json(Method::POST, path::RESHARD, message)?).await
+    /// [`ClientError`]; [`ClientError::Protocol`] for any other success.
+    pub async fn tell_reshard(&self, member: &BaseUri, message: &ReshardMessage) -> Result<(), ClientError> {
+        let call = Call::json(Method::POST, path::RESHARD, message)?;
+        let response = self.begin(member, call, false).await?;
+        let status = response.status();
+        response.into_body().collect(self.config().max_json_octets).await?;
+        if status == StatusCode::OK {
+            return Ok(());
+        }
+        Err(ClientError::protocol(format!("status {status} acknowledges nothing")))
     }
 
     /// Asks the leader of a context for its length, now that a change of its map begins (extension

@@ -18,7 +18,9 @@ use kvsp_net::extract::{PathOf, RequestBody};
 use kvsp_net::service::ServiceConfig;
 use kvsp_net::{Caller, Failure, reply};
 use kvsp_proto::id::{BlockKey, CompatId, ScopeId};
-use kvsp_proto::message::{Limits, LookupAnswer, LookupRequest, PrefetchDirective, StateBody, TtlAnswer};
+use kvsp_proto::message::{
+    Limits, LookupAnswer, LookupRequest, PrefetchDirective, ReshardMessage, StateBody, TtlAnswer,
+};
 use kvsp_proto::path::{DESCRIPTOR_ROUTE, REPLICA_ROUTE};
 use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_proto::record::{InstanceState, ReplicaRecord};
@@ -63,6 +65,38 @@ async fn a_record_travels_whole() {
     let record = prefix.records(&HolderUri::from(&service.base)).remove(0);
     assert_eq!(client.put_replica(&service.base, &record).await.unwrap().ttl_ms, 300_000);
     service.stop().await;
+}
+
+#[tokio::test]
+async fn a_200_acknowledges_whatever_its_body_and_nothing_else_does() {
+    let answers = [
+        (StatusCode::OK, ""),
+        (StatusCode::OK, "{}"),
+        (StatusCode::ACCEPTED, "{}"),
+        (StatusCode::NO_CONTENT, ""),
+        (StatusCode::CONFLICT, "{}"),
+    ];
+    let message = ReshardMessage::Abort { map: "m".parse().unwrap(), version: 2, attempt: None };
+    let mut told = Vec::new();
+    for answer in answers {
+        let service = TestService::start(Router::new().route("/reshard", post(async move || answer))).await;
+        let client = Client::new(ClientConfig::default());
+        told.push(client.tell_reshard(&service.base, &message).await);
+        service.stop().await;
+    }
+    assert!(
+        matches!(
+            told[..],
+            [
+                Ok(()),
+                Ok(()),
+                Err(ClientError::Protocol(_)),
+                Err(ClientError::Protocol(_)),
+                Err(ClientError::Problem(_))
+            ]
+        ),
+        "{told:?}"
+    );
 }
 
 #[tokio::test]
