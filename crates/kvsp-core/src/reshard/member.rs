@@ -74,7 +74,8 @@ pub struct Load {
     pub discard: Ranges,
     /// Positions for which memory is to be there, of both versions; for some of them it is already.
     pub reserve: Ranges,
-    /// What to load, cut to the context's length where the plan tells it. Where it does not, a source may hold less.
+    /// What to load, cut to the context's length where the plan tells it. A source may hold less: what it lacks nobody
+    /// has, and is not waited for.
     pub fetch: Vec<FetchRange>,
     /// Tokens that stay in place.
     pub retained: u64,
@@ -110,13 +111,13 @@ impl Member {
         Self { config, instance, maps: BTreeMap::new(), strays: VecDeque::new(), changes: 0 }
     }
 
-    /// Begins a plan, or finds it begun. `held` are the positions of the map whose K and V are here in all layers.
+    /// Begins a plan, or finds it begun. Of what it retains, something may be missing, as after a restart that the
+    /// controller has not heard of yet: then nobody has it, and whoever needs it computes it.
     ///
     /// # Errors
     /// [`MemberError::Conflict`]: another version holds, another plan is open, or this one was aborted;
-    /// [`MemberError::NotHeld`]: something that is to be retained is not here; [`MemberError::Invalid`]: it retains and
-    /// releases other ranges than are ours; [`MemberError::Full`].
-    pub fn plan(&mut self, plan: &ReshardPlan, held: &Ranges, now: Time) -> Result<Planned, MemberError> {
+    /// [`MemberError::Invalid`]: it retains and releases other ranges than are ours; [`MemberError::Full`].
+    pub fn plan(&mut self, plan: &ReshardPlan, now: Time) -> Result<Planned, MemberError> {
         self.refuse_stray(plan)?;
         let stamp = self.stamp();
         let retain: Ranges = plan.retain.iter().copied().collect();
@@ -141,12 +142,6 @@ impl Member {
                 None
             }
         };
-        let nothing = Ranges::new();
-        let here = if stale.is_some() || !self.maps.contains_key(&plan.map) { &nothing } else { held };
-        let needed = plan.length.map_or_else(Ranges::new, |length| retain.clip(0..length));
-        if !here.covers_all(&needed) {
-            return Err(MemberError::NotHeld { missing: needed.difference(here) });
-        }
         let epoch = self.maps.get(&plan.map).map_or(0, |entry| entry.epoch);
         if stale.is_some() {
             self.maps.remove(&plan.map);
@@ -175,7 +170,7 @@ impl Member {
             discard,
             reserve,
             fetch: cut(&plan.fetch, plan.length),
-            retained: plan.length.map_or(&retain, |_| &needed).tokens(),
+            retained: plan.length.map_or_else(|| retain.clone(), |length| retain.clip(0..length)).tokens(),
         })))
     }
 
@@ -366,7 +361,7 @@ impl Member {
         if ours.covers(range) { Ok(()) } else { Err(MemberError::Invalid) }
     }
 
-    /// What a map's driver says of it. `held` as for [`Member::plan`].
+    /// What is shown of a map, of which the positions `held` are here in all layers.
     ///
     /// # Errors
     /// [`MemberError::Unknown`].

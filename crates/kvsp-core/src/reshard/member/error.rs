@@ -2,10 +2,8 @@
 
 use kvsp_proto::problem::{Problem, ProblemType};
 
-use super::super::Ranges;
-
 /// A message on a map is refused.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MemberError {
     /// No such map here (`kvsp-map-unknown`).
     #[error("no such map here")]
@@ -25,12 +23,6 @@ pub enum MemberError {
     /// The ranges are not ours in that version (`kvsp-invalid-shard-map`).
     #[error("the ranges are not those of this instance in that version")]
     Invalid,
-    /// Something to be retained is not here: the memory it was in is gone (`kvsp-layers-unavailable`).
-    #[error("{} tokens that are to be retained are not here", missing.tokens())]
-    NotHeld {
-        /// What is missing.
-        missing: Ranges,
-    },
     /// As many maps as there may be (`kvsp-overloaded`).
     #[error("the instance takes part in as many maps as it may")]
     Full,
@@ -48,7 +40,6 @@ impl From<MemberError> for Problem {
                 Self::new(ProblemType::StaleEpoch, detail).with("epoch", known)
             }
             MemberError::Invalid => Self::new(ProblemType::InvalidShardMap, detail),
-            MemberError::NotHeld { .. } => Self::new(ProblemType::LayersUnavailable, detail),
             MemberError::Full => Self::new(ProblemType::Overloaded, detail).retry_after(1),
         }
     }

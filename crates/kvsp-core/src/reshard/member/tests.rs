@@ -63,8 +63,7 @@ fn view(version: u64, attempt: Option<u64>, pending: Option<(u64, Phase, Option<
 /// A member that has acknowledged a plan from version 4.
 fn ready(attempt: Option<u64>) -> Member {
     let mut member = member();
-    let held = set(&[(0, 4)]);
-    assert!(matches!(member.plan(&plan(4, attempt), &held, at(0)), Ok(Planned::Load(_))));
+    assert!(matches!(member.plan(&plan(4, attempt), at(0)), Ok(Planned::Load(_))));
     member.loaded(&map(), 5, attempt).unwrap();
     member
 }
@@ -72,29 +71,20 @@ fn ready(attempt: Option<u64>) -> Member {
 #[test]
 fn a_plan_reserves_both_versions_and_loads_what_is_lacking() {
     let mut member = member();
-    let Ok(Planned::Load(load)) = member.plan(&plan(4, None), &set(&[(0, 4)]), at(0)) else { panic!() };
+    let Ok(Planned::Load(load)) = member.plan(&plan(4, None), at(0)) else { panic!() };
     assert_eq!(load.reserve, set(&[(0, 4), (6, 8)]));
     assert_eq!((load.discard, load.fetch.len(), load.retained), (Ranges::new(), 1, 2));
-    assert_eq!(member.plan(&plan(4, None), &set(&[]), at(1)), Ok(Planned::Loading));
+    assert_eq!(member.plan(&plan(4, None), at(1)), Ok(Planned::Loading));
     let answer = member.loaded(&map(), 5, None).unwrap();
     assert_eq!((answer.version, answer.prepared), (4, Some(5)));
-    assert_eq!(member.plan(&plan(4, None), &set(&[]), at(1)), Ok(Planned::Ready(answer)));
+    assert_eq!(member.plan(&plan(4, None), at(1)), Ok(Planned::Ready(answer)));
 }
 
 #[test]
 fn what_lies_beyond_the_length_is_not_loaded() {
     let mut member = member();
     let short = ReshardPlan { length: Some(7), ..plan(4, None) };
-    let missing = set(&[(1, 2)]);
-    let refused = member.plan(&short, &set(&[(0, 1)]), at(0));
-    assert_eq!(
-        refused,
-        Err(MemberError::NotHeld { missing: set(&[(0, 2)]) }),
-        "an unknown map holds nothing"
-    );
-    member.maps.insert(map(), Entry::believed(4, set(&[(0, 4)])));
-    assert_eq!(member.plan(&short, &set(&[(0, 1)]), at(0)), Err(MemberError::NotHeld { missing }));
-    let Ok(Planned::Load(load)) = member.plan(&short, &set(&[(0, 2)]), at(0)) else { panic!() };
+    let Ok(Planned::Load(load)) = member.plan(&short, at(0)) else { panic!() };
     assert_eq!(load.fetch[0].tokens, wire(&[(6, 7)])[0]);
 }
 
@@ -116,7 +106,7 @@ fn a_commit_frees_what_is_released_and_may_be_said_twice() {
 fn a_commit_without_an_acknowledgement_is_refused() {
     let mut member = member();
     assert_eq!(member.commit(&map(), 5, None, &Ranges::new()), Err(MemberError::Unknown));
-    member.plan(&plan(4, None), &Ranges::new(), at(0)).unwrap();
+    member.plan(&plan(4, None), at(0)).unwrap();
     assert_eq!(member.commit(&map(), 5, None, &Ranges::new()), Err(MemberError::Conflict { version: 4 }));
     assert_eq!(member.load_failed(&map(), 5, None), set(&[(6, 8)]));
     assert_eq!(member.loaded(&map(), 5, None), Err(MemberError::Conflict { version: 4 }));
@@ -137,24 +127,24 @@ fn an_abort_that_comes_before_its_plan_refuses_it() {
     let plan = |attempt| plan(4, attempt);
     assert_eq!(member.abort(&map(), 5, Some(2)), Err(MemberError::Unknown));
     for late in [1, 2] {
-        let refused = member.plan(&plan(Some(late)), &Ranges::new(), at(0));
+        let refused = member.plan(&plan(Some(late)), at(0));
         assert_eq!(refused, Err(MemberError::Conflict { version: 4 }));
     }
-    assert!(matches!(member.plan(&plan(Some(3)), &Ranges::new(), at(0)), Ok(Planned::Load(_))));
+    assert!(matches!(member.plan(&plan(Some(3)), at(0)), Ok(Planned::Load(_))));
     // Of plans without a number it cannot be told which is late.
     let mut member = self::member();
     assert_eq!(member.abort(&map(), 5, None), Err(MemberError::Unknown));
-    assert!(member.plan(&plan(None), &Ranges::new(), at(0)).is_err());
-    assert!(member.plan(&plan(None), &Ranges::new(), at(0)).is_ok());
+    assert!(member.plan(&plan(None), at(0)).is_err());
+    assert!(member.plan(&plan(None), at(0)).is_ok());
 }
 
 #[test]
 fn an_abort_of_a_former_plan_does_not_end_the_next() {
     let mut member = ready(Some(2));
     assert_eq!(member.abort(&map(), 5, Some(1)), Ok(Ranges::new()));
-    let next = member.plan(&plan(4, Some(3)), &set(&[(0, 4)]), at(0));
+    let next = member.plan(&plan(4, Some(3)), at(0));
     assert!(matches!(next, Ok(Planned::Load(load)) if load.discard == set(&[(6, 8)])));
-    assert_eq!(member.plan(&plan(4, Some(2)), &set(&[]), at(0)), Err(MemberError::Conflict { version: 4 }));
+    assert_eq!(member.plan(&plan(4, Some(2)), at(0)), Err(MemberError::Conflict { version: 4 }));
     assert_eq!(member.commit(&map(), 5, Some(2), &Ranges::new()), Err(MemberError::Conflict { version: 4 }));
     member.loaded(&map(), 5, Some(3)).unwrap();
     assert_eq!(member.commit(&map(), 5, Some(3), &Ranges::new()), Ok(set(&[(2, 4)])));
@@ -164,9 +154,9 @@ fn an_abort_of_a_former_plan_does_not_end_the_next() {
 #[test]
 fn who_missed_versions_begins_anew() {
     let mut member = ready(Some(2));
-    let Ok(Planned::Load(load)) = member.plan(&plan(7, Some(9)), &set(&[(0, 4)]), at(0)) else { panic!() };
+    let Ok(Planned::Load(load)) = member.plan(&plan(7, Some(9)), at(0)) else { panic!() };
     assert_eq!(load.discard, set(&[(0, 4), (6, 8)]));
-    assert_eq!(member.plan(&plan(4, Some(10)), &set(&[]), at(0)), Err(MemberError::Conflict { version: 7 }));
+    assert_eq!(member.plan(&plan(4, Some(10)), at(0)), Err(MemberError::Conflict { version: 7 }));
 }
 
 #[test]
@@ -202,7 +192,7 @@ fn an_answer_to_a_former_question_changes_nothing() {
     let mut member = ready(Some(2));
     let ask = member.sweep().remove(0);
     member.abort(&map(), 5, Some(2)).unwrap();
-    member.plan(&plan(4, Some(3)), &set(&[(0, 4)]), at(0)).unwrap();
+    member.plan(&plan(4, Some(3)), at(0)).unwrap();
     member.loaded(&map(), 5, Some(3)).unwrap();
     assert_eq!(member.asked(&ask, Some(&view(4, None, None))), Asked::Wait);
 }
@@ -249,7 +239,7 @@ fn a_leader_of_a_lower_epoch_is_refused() {
     assert_eq!(member.may_store(&map(), 4, &(3..5), 2), Err(MemberError::Invalid));
     assert_eq!(member.may_store(&map(), 5, &(3..5), 2), Err(MemberError::Conflict { version: 4 }));
     assert_eq!(member.may_store(&map(), 4, &(1..3), 1), Err(MemberError::StaleEpoch { known: 2 }));
-    member.plan(&plan(4, Some(1)), &set(&[(0, 4)]), at(0)).unwrap();
+    member.plan(&plan(4, Some(1)), at(0)).unwrap();
     assert_eq!(member.may_store(&map(), 5, &(6..8), 2), Ok(()));
     assert_eq!(member.may_compute(&map(), 5, 2), Err(MemberError::Conflict { version: 4 }));
     let newer = member.open(&map(), &open(9, 3, &[(0, 8)])).unwrap();
@@ -261,11 +251,11 @@ fn a_leader_of_a_lower_epoch_is_refused() {
 fn a_plan_of_other_ranges_than_ours_is_false() {
     let mut member = ready(None);
     member.commit(&map(), 5, None, &Ranges::new()).unwrap();
-    assert_eq!(member.plan(&plan(5, None), &Ranges::new(), at(0)), Err(MemberError::Invalid));
+    assert_eq!(member.plan(&plan(5, None), at(0)), Err(MemberError::Invalid));
     let shards = vec![Shard { tokens: wire(&[(0, 8)])[0], instance: uri(1) }];
     let named = ReshardPlan { shards, ..plan(5, None) };
-    assert_eq!(member.plan(&named, &Ranges::new(), at(0)), Err(MemberError::Invalid));
-    assert_eq!(member.plan(&plan(3, None), &Ranges::new(), at(0)), Err(MemberError::Conflict { version: 5 }));
+    assert_eq!(member.plan(&named, at(0)), Err(MemberError::Invalid));
+    assert_eq!(member.plan(&plan(3, None), at(0)), Err(MemberError::Conflict { version: 5 }));
 }
 
 #[test]
@@ -277,9 +267,9 @@ fn maps_and_strays_are_bounded() {
         member.abort(&named(n).map, 5, Some(1)).unwrap_err();
     }
     assert_eq!(member.strays.len(), 2);
-    member.plan(&named(0), &Ranges::new(), at(0)).unwrap();
-    member.plan(&named(1), &Ranges::new(), at(0)).unwrap();
-    assert_eq!(member.plan(&named(2), &Ranges::new(), at(0)), Err(MemberError::Full));
+    member.plan(&named(0), at(0)).unwrap();
+    member.plan(&named(1), at(0)).unwrap();
+    assert_eq!(member.plan(&named(2), at(0)), Err(MemberError::Full));
     member.loaded(&named(0).map, 5, None).unwrap();
     let leaves = ReshardPlan {
         from: 5,
@@ -290,11 +280,8 @@ fn maps_and_strays_are_bounded() {
         ..named(0)
     };
     member.commit(&leaves.map, 5, None, &Ranges::new()).unwrap();
-    member.plan(&leaves, &Ranges::new(), at(0)).unwrap();
+    member.plan(&leaves, at(0)).unwrap();
     member.loaded(&leaves.map, 6, None).unwrap();
     member.commit(&leaves.map, 6, None, &Ranges::new()).unwrap();
-    assert!(
-        member.plan(&named(2), &Ranges::new(), at(0)).is_ok(),
-        "a map of which nothing is ours makes room"
-    );
+    assert!(member.plan(&named(2), at(0)).is_ok(), "a map of which nothing is ours makes room");
 }
