@@ -60,6 +60,11 @@ impl Job<'_> {
     pub(crate) fn run(&self, mixed: &mut Mixed) -> Result<(), EngineError> {
         let q_dim = self.config.q_dim();
         let tokens = self.queries.len() / q_dim;
+        if self.keys.is_empty() {
+            mixed.out.resize(mixed.out.len() + self.queries.len(), 0.0);
+            mixed.lse.resize(mixed.lse.len() + tokens * self.config.heads, f32::NEG_INFINITY);
+            return Ok(());
+        }
         let padded = self.keys.len().next_multiple_of(TILE);
         let gathered =
             self.pool.gather(self.first_page, self.pages, self.layer, self.keys.clone(), padded)?;
