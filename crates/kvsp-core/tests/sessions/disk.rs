@@ -48,6 +48,7 @@ impl Disk {
             let session = head.session;
             let rows = self.segments.range((session, 0)..=(session, u32::MAX));
             Stored {
+                segments: rows.clone().count() as u32,
                 head: head.clone(),
                 progress: self.progress.get(&session).cloned(),
                 tokens: rows.flat_map(|(_, tokens)| tokens.iter().copied()).collect(),

@@ -301,6 +301,26 @@ fn an_end_that_failed_does_not_take_the_tokens_of_a_session_that_goes_on() {
     assert_eq!(desk.disk.recorded(SESSION).unwrap(), (1, longer));
 }
 
+/// Found by the random schedules: a write that was reported failed had left a second segment, the next checkpoint was
+/// shorter than the first one, and after a crash the tokens of both looked like one segment.
+#[test]
+fn an_end_erases_also_what_a_write_that_failed_left() {
+    let mut desk = Desk::new(1);
+    let tokens: Vec<u32> = (0..65).collect();
+    desk.checkpoint(1, &tokens[..21]);
+    let outcome = desk.sessions.checkpoint(SESSION, &checkpoint(1, &tokens), None, desk.time()).unwrap();
+    let Outcome::Persist { ticket, changes, .. } = outcome else { panic!("a write") };
+    desk.disk.apply(&changes);
+    desk.sessions.persist_failed(ticket, desk.time());
+    desk.checkpoint(1, &tokens[..47]);
+    desk.crash();
+    assert_eq!(desk.sessions.read_checkpoint(SESSION, desk.time()).unwrap().generated, tokens[..47]);
+    let outcome = desk.sessions.end(SESSION, desk.time()).unwrap();
+    let Outcome::Persist { changes, .. } = &outcome else { panic!("a write") };
+    assert!(matches!(changes[..], [Change::Erase { segments: 2, .. }]), "{changes:?}");
+    desk.wait_for(outcome);
+}
+
 #[test]
 fn a_controller_that_was_stopped_fails_nobody_over() {
     let mut desk = Desk::new(5);

@@ -127,5 +127,6 @@ fn assemble(session: Uuid, rows: &Rows) -> Result<Restored, RestoreError> {
     if !rest.is_empty() {
         return Err(corrupt("its tokens are not whole"));
     }
-    Ok(Restored { stored: Stored { head, progress, tokens }, head_rows: rows.head.count })
+    let stored = Stored { head, progress, tokens, segments: rows.tokens.count };
+    Ok(Restored { stored, head_rows: rows.head.count })
 }

@@ -118,4 +118,6 @@ pub struct Stored {
     /// The tokens of its segments, one after another. There may be more than the progress tells of: left by
     /// a write that was reported failed. They do not count.
     pub tokens: Vec<u32>,
+    /// How many segments there are. Their tokens do not tell: a short one may lie before one that such a write left.
+    pub segments: u32,
 }

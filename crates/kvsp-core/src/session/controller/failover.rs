@@ -54,7 +54,7 @@ impl Sessions {
         }
         match &mut entry.failover {
             Some(Failover { phase: Phase::Sent { .. } | Phase::Settling, .. }) => {
-                self.attempt_failed(session)
+                self.attempt_failed(session);
             }
             // It was to be handed over: now it has to go.
             Some(failover) if failover.voluntary => {

@@ -4,7 +4,7 @@ use kvsp_proto::message::SessionState;
 
 use super::api::Choice;
 use super::change::Stored;
-use super::entry::{Entry, Phase, Reason, segments};
+use super::entry::{Entry, Phase, Reason};
 use super::{Sessions, SessionsConfig};
 use crate::time::Time;
 
@@ -42,14 +42,13 @@ impl Sessions {
 
     /// Takes a session up as it was written. Whether its tokens are whole.
     fn take_up(&mut self, stored: Stored, now: Time) -> bool {
-        let Stored { head, progress, mut tokens } = stored;
+        let Stored { head, progress, mut tokens, segments } = stored;
         let session = head.session;
         let state = head.state;
         // A progress row without a prompt is left of a write that was reported failed.
         let progress = progress.filter(|_| head.checkpoint.is_some());
         let offset = progress.as_ref().map_or(0, |progress| progress.output_offset);
         let whole = head.checkpoint.is_some() == progress.is_some() && tokens.len() as u64 >= offset;
-        let written = segments(tokens.len());
         tokens.truncate(usize::try_from(offset).unwrap_or(usize::MAX));
         tokens.shrink_to_fit();
         let choice = Choice {
@@ -61,7 +60,7 @@ impl Sessions {
             if state == SessionState::Done { self.config.done_retention } else { self.config.idle };
         let done_at = (state == SessionState::Done).then_some(now);
         let fresh = Entry::new(head, true, now + retention);
-        let entry = Entry { progress, tokens, segments: written, done_at, ..fresh };
+        let entry = Entry { progress, tokens, segments, done_at, ..fresh };
         self.sessions.insert(session, entry);
         self.account(session);
         match state {

@@ -153,7 +153,7 @@ fn a_crash_before_the_epoch_is_durable_leaves_the_session_where_it_was() {
         machine.sessions[&ID].head.clone()
     };
     let progress = machine.sessions[&ID].progress.clone();
-    let stored = Stored { head, progress, tokens: vec![7, 8] };
+    let stored = Stored { head, progress, tokens: vec![7, 8], segments: 1 };
     let place = asked(&mut machine, at(0));
     machine.placed(ID, place.attempt, Some(choice(1)), at(0));
     let mut machine = Sessions::restore(SessionsConfig::default(), vec![stored], at(0));

@@ -17,6 +17,7 @@ fn stored(state: SessionState, tokens: &[u32], offset: u64) -> Stored {
         },
         progress: Some(Progress { epoch: 3, output_offset: offset, sampler: sampler(offset) }),
         tokens: tokens.to_vec(),
+        segments: u32::from(!tokens.is_empty()),
     }
 }
 
