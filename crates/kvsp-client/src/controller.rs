@@ -1,7 +1,9 @@
 //! Calls to the Placement Controller (draft sections 6.3 and 6.4).
 
 use http::Method;
-use kvsp_proto::message::{InstanceList, PlacementAnswer, PlacementRequest, StateBody, StateOrder};
+use kvsp_proto::message::{
+    InstanceList, InstanceView, PlacementAnswer, PlacementRequest, StateBody, StateOrder,
+};
 use kvsp_proto::path;
 use kvsp_proto::record::InstanceState;
 use kvsp_proto::uri::BaseUri;
@@ -28,6 +30,18 @@ impl Client {
     /// [`ClientError`].
     pub async fn instances(&self, controller: &BaseUri) -> Result<InstanceList, ClientError> {
         self.call_json(controller, Call::get(path::INSTANCES)).await
+    }
+
+    /// One instance as the controller sees it.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn instance(
+        &self,
+        controller: &BaseUri,
+        instance: &BaseUri,
+    ) -> Result<InstanceView, ClientError> {
+        self.call_json(controller, Call::get(path::instance(instance))).await
     }
 
     /// Has the controller put an instance into a state.

@@ -9,6 +9,16 @@ pub(crate) fn octets(label: &'static str) -> ProgressBar {
     bar("{prefix} {bar:30} {bytes}/{total_bytes} {eta}").with_prefix(label)
 }
 
+/// A bar of things that are counted, with a label.
+pub(crate) fn items(label: &'static str) -> ProgressBar {
+    bar("{prefix} {bar:30} {pos}/{len} {elapsed}").with_prefix(label)
+}
+
+/// A bar of steps with a label and a message that says what is left.
+pub(crate) fn steps(label: &'static str) -> ProgressBar {
+    bar("{prefix} {bar:30} {msg} {elapsed}").with_prefix(label)
+}
+
 /// A line with a label and a spinning sign, for work of unknown length.
 pub(crate) fn spinner(label: String) -> ProgressBar {
     let spinner = bar("{spinner} {msg} {elapsed}").with_message(label);

@@ -1,15 +1,18 @@
-//! The commands that talk to services: `put`, `get`, `lookup`, `status`, `sessions` and
-//! `events` (profile section 10).
+//! The commands that talk to services: `put`, `get`, `lookup`, `status`, `sessions`, `events`, `drain`, `sleep`,
+//! `wake` and `map` (profile section 10).
 
 mod error;
 mod events;
 mod get;
+mod lifecycle;
 mod lookup;
+mod maps;
 mod output;
 mod peers;
 mod put;
 mod sessions;
 mod status;
+mod wait;
 
 use std::process::ExitCode;
 
@@ -35,6 +38,14 @@ pub(crate) enum ClientCommand {
     Sessions(sessions::SessionsArgs),
     /// Follow the changes of an Index Service.
     Events(events::EventsArgs),
+    /// Have an instance finish what it has, or hand it over, and sleep.
+    Drain(lifecycle::DrainArgs),
+    /// Have an instance sleep once it has no work.
+    Sleep(lifecycle::SleepArgs),
+    /// Have an instance that sleeps or drains take requests again.
+    Wake(lifecycle::WakeArgs),
+    /// Show, create, split anew or end the shard maps of long contexts.
+    Map(maps::MapArgs),
 }
 
 /// A result in its two forms.
@@ -81,6 +92,10 @@ impl ClientCommand {
                 Self::Lookup(args) => args.answer().await,
                 Self::Status(args) => args.answer().await,
                 Self::Sessions(args) => args.answer().await,
+                Self::Drain(args) => args.answer().await,
+                Self::Sleep(args) => args.answer().await,
+                Self::Wake(args) => args.answer().await,
+                Self::Map(args) => args.answer().await,
                 Self::Events(args) => return args.follow(json).await.map(|()| false),
             }?;
             answer.print(json).map(|()| answer.miss)

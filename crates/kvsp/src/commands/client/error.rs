@@ -8,6 +8,7 @@ use kvsp_client::policy::BadEntry;
 use kvsp_proto::container::ContainerError;
 use kvsp_proto::id::BadIdentifier;
 use kvsp_proto::json::JsonError;
+use kvsp_proto::record::RecordError;
 use kvsp_proto::uri::BaseUri;
 
 const FAILED: u8 = 1;
@@ -42,6 +43,10 @@ pub(super) enum CommandError {
     Keys { path: PathBuf, source: BadIdentifier },
     #[error("{peer}: {source}")]
     Peer { peer: BaseUri, source: ClientError },
+    #[error(transparent)]
+    Shards(RecordError),
+    #[error("{0}")]
+    Outcome(String),
     #[error("a miss: {0}")]
     Miss(String),
 }
@@ -56,7 +61,7 @@ impl CommandError {
     /// The exit status of the profile's section 10.
     pub(super) fn exit_status(&self) -> u8 {
         match self {
-            Self::Unnamed | Self::Usage(_) | Self::Allow(_) => USAGE,
+            Self::Unnamed | Self::Usage(_) | Self::Allow(_) | Self::Shards(_) => USAGE,
             Self::Container { .. } | Self::Peer { source: ClientError::Verification(_), .. } => VERIFICATION,
             Self::Peer { source, .. } if source.is_unreachable() => UNREACHABLE,
             Self::Miss(_) => MISS,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use kvsp_proto::message::{InstanceList, ServiceRoot};
+use kvsp_proto::message::{InstanceList, InstanceView, ServiceRoot};
 use kvsp_proto::record::InstanceStatus;
 use kvsp_proto::uri::BaseUri;
 use serde_json::json;
@@ -75,8 +75,22 @@ fn list_text(list: &InstanceList) -> String {
     if list.instances.is_empty() {
         return "no instances".to_owned();
     }
-    let lines: Vec<String> = list.instances.iter().map(|view| instance_text(&view.status)).collect();
+    let lines: Vec<String> = list.instances.iter().map(view_text).collect();
     lines.join("\n")
+}
+
+/// What the instance says of itself, and what the controller knows beside it.
+fn view_text(view: &InstanceView) -> String {
+    let mut text = instance_text(&view.status);
+    for (count, what) in [(view.sessions, "session"), (view.shards, "shard")] {
+        if let Some(count) = count {
+            text.push_str(&format!(", {count} {what}{}", if count == 1 { "" } else { "s" }));
+        }
+    }
+    if let Some(wanted) = view.wanted.filter(|wanted| *wanted != view.status.state) {
+        text.push_str(&format!(", is to be {}", wanted.as_str()));
+    }
+    text
 }
 
 fn instance_text(status: &InstanceStatus) -> String {
@@ -95,5 +109,34 @@ fn instance_text(status: &InstanceStatus) -> String {
             let _ = write!(text, ", {what} {rate:.0} tokens/s");
         }
     }
+    if let Some(requested) = status.requested_state {
+        let _ = write!(text, ", asks to be {}", requested.as_str());
+    }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instance_is_one_line_with_what_is_known_of_it() {
+        let record = json!({
+            "instance": "http://127.0.0.1:9/kvsp/", "epoch": 3, "state": "draining", "running": 2, "queued": 1,
+            "kv_utilization": 0.25, "ttl_ms": 3000, "wanted": "sleeping", "sessions": 2, "shards": 1,
+        });
+        let view: InstanceView = serde_json::from_value(record.clone()).unwrap();
+        let line = "http://127.0.0.1:9/kvsp/  draining, epoch 3, 2 running, 1 queued, 25 % of KV memory, \
+                    2 sessions, 1 shard, is to be sleeping";
+        assert_eq!(list_text(&InstanceList { instances: vec![view] }), line);
+        let mut bare = record;
+        for member in ["wanted", "sessions", "shards"] {
+            bare.as_object_mut().unwrap().remove(member);
+        }
+        bare["requested_state"] = json!("sleeping");
+        bare["state"] = json!("active");
+        let view: InstanceView = serde_json::from_value(bare).unwrap();
+        assert!(view_text(&view).ends_with("25 % of KV memory, asks to be sleeping"));
+        assert_eq!(list_text(&InstanceList { instances: Vec::new() }), "no instances");
+    }
 }
