@@ -104,6 +104,13 @@ pub(crate) struct ServeArgs {
     /// at each of them, and are shown without waiting for a checkpoint. `all` sets it.
     #[arg(long, env = "KVSP_EQUAL_HARDWARE", value_parser = clap::builder::FalseyValueParser::new())]
     equal_hardware: bool,
+    /// For an instance: how long it must have been quiet before it asks the controller to let it sleep, in ms;
+    /// by default, and with 0, it never asks.
+    #[arg(long, value_name = "MS", env = "KVSP_SLEEP_AFTER_MS")]
+    sleep_after_ms: Option<u64>,
+    /// For a controller: an instance may fall asleep at its own request while so many others are active.
+    #[arg(long, value_name = "N", env = "KVSP_MIN_ACTIVE")]
+    min_active: Option<usize>,
     /// End when the process that started this one ends.
     #[arg(long, hide = true)]
     pub(super) exit_with_parent: bool,
@@ -131,6 +138,8 @@ impl ServeArgs {
         }
         config.instance.holder = self.holder.clone().or(config.instance.holder.take());
         config.instance.equal_hardware |= self.equal_hardware || self.role == RoleName::All;
+        config.instance.sleep_after_ms = self.sleep_after_ms.unwrap_or(config.instance.sleep_after_ms);
+        config.controller.min_active = self.min_active.unwrap_or(config.controller.min_active);
         for name in [&mut config.instance.served_name, &mut config.gateway.served_name] {
             *name = self.served_name.clone().or(name.take());
         }

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kvsp_engine::{Engine as _, Tokenizer};
-use kvsp_llama::{LlamaEngine, LoadError, LoadOptions, ModelSource};
+use kvsp_agent::EngineSource;
+use kvsp_engine::Tokenizer;
+use kvsp_llama::{LlamaEngine, LoadError, LoadOptions, ModelSource, Prepared};
 use kvsp_net::random::Random;
 use kvsp_proto::block_key::{ScopeKey, ScopeKeyError};
-use kvsp_proto::descriptor::{Descriptor, DescriptorError};
 use kvsp_proto::registry::{ElementType, Unregistered};
 
 use crate::config::ModelConfig;
@@ -22,9 +22,6 @@ pub(crate) enum ModelError {
     /// Its files.
     #[error("the model: {0}")]
     Load(#[from] LoadError),
-    /// Its descriptor.
-    #[error("the model's descriptor: {0}")]
-    Descriptor(#[from] DescriptorError),
     /// The element type.
     #[error(transparent)]
     ElementType(#[from] Unregistered),
@@ -52,12 +49,6 @@ pub(super) struct Model {
     options: LoadOptions,
 }
 
-/// What a gateway needs of a model.
-pub(super) struct Described {
-    pub(super) descriptor: Arc<Descriptor>,
-    pub(super) max_context: usize,
-}
-
 impl Model {
     /// The configured model; `None` where none is named.
     pub(super) fn of(config: &ModelConfig) -> Result<Option<Self>, ModelError> {
@@ -77,35 +68,27 @@ impl Model {
         Ok(Some(Self { source, options }))
     }
 
-    /// The engine, with a bar while it loads.
-    pub(super) fn engine(&self) -> Result<LlamaEngine, ModelError> {
-        let bar = progress::octets("loading the model");
-        let engine = kvsp_llama::load(&self.source, &self.options, &progress::callback(&bar));
+    /// All of the model but its weights, with a bar while its files are digested.
+    pub(super) fn prepare(&self) -> Result<Prepared, ModelError> {
+        let bar = progress::octets("digesting the model");
+        let prepared = kvsp_llama::prepare(&self.source, &self.options, &progress::callback(&bar));
         bar.finish_and_clear();
-        Ok(engine?)
+        Ok(prepared?)
     }
 
     pub(super) fn tokenizer(&self) -> Result<Arc<dyn Tokenizer>, ModelError> {
         Ok(Arc::new(kvsp_llama::tokenizer(&self.source)?))
     }
-
-    /// The descriptor and the context, without loading the weights.
-    pub(super) fn describe(&self) -> Result<Described, ModelError> {
-        let bar = progress::octets("digesting the model");
-        let value = kvsp_llama::describe(&self.source, &self.options, &progress::callback(&bar));
-        bar.finish_and_clear();
-        Ok(Described {
-            descriptor: Arc::new(Descriptor::from_value(value?)?),
-            max_context: kvsp_llama::facts(&self.source)?.max_context,
-        })
-    }
 }
 
-impl Described {
-    pub(super) fn of(engine: &LlamaEngine) -> Self {
-        let info = engine.info();
-        Self { descriptor: info.descriptor.clone(), max_context: info.max_context }
-    }
+/// The engine of a model, which is loaded on the engine's thread, with a bar meanwhile.
+pub(super) fn engine(prepared: Prepared) -> EngineSource<LlamaEngine> {
+    EngineSource::build(prepared.info().clone(), move || {
+        let bar = progress::items("loading the model");
+        let engine = prepared.load(&progress::callback(&bar));
+        bar.finish_and_clear();
+        Ok(engine.map_err(ModelError::from)?)
+    })
 }
 
 /// The keys of the configured scopes, in order.

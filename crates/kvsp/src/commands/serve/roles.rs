@@ -6,13 +6,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvsp_agent::{AgentParts, EngineSource};
+use kvsp_agent::AgentParts;
 use kvsp_blocks::BlocksDeps;
 use kvsp_client::{Client, ClientConfig};
-use kvsp_engine::Tokenizer;
+use kvsp_engine::{EngineInfo, Tokenizer};
 use kvsp_gateway::{GatewayModel, GatewayParts};
 use kvsp_holder::HolderConfig;
-use kvsp_llama::LlamaEngine;
+use kvsp_llama::Prepared;
 use kvsp_net::auth::Development;
 use kvsp_net::clock::{Clock, SystemClock};
 use kvsp_net::metrics::Metrics;
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::StartError;
 use super::args::RoleName;
-use super::model::{Described, Model, own_scope_key, scope_keys};
+use super::model::{Model, engine, own_scope_key, scope_keys};
 use super::ready::{Starting, announce};
 use crate::config::FileConfig;
 use crate::signals::StopSignals;
@@ -59,8 +59,8 @@ pub(super) async fn run(role: RoleName, config: FileConfig, json: bool) -> Resul
         RoleName::Instance => {
             let model = needed(&config)?;
             let scopes = scope_keys(&config.model.scope_keys)?;
-            let engine = load(&model)?;
-            fleet.instance(&config, engine, model.tokenizer()?, scopes).await?;
+            let prepared = prepare(&model)?;
+            fleet.instance(&config, prepared, model.tokenizer()?, scopes).await?;
         }
         RoleName::Gateway => {
             if config.gateway.controller.is_none() {
@@ -68,7 +68,7 @@ pub(super) async fn run(role: RoleName, config: FileConfig, json: bool) -> Resul
             }
             let model = needed(&config)?;
             let scope = scope_keys(&config.model.scope_keys)?.into_iter().next();
-            fleet.gateway(&config, model.describe()?, model.tokenizer()?, scope).await?;
+            fleet.gateway(&config, prepare(&model)?.info(), model.tokenizer()?, scope).await?;
         }
         RoleName::All => fleet.all(config).await?,
     }
@@ -81,9 +81,9 @@ fn needed(config: &FileConfig) -> Result<Model, StartError> {
     })
 }
 
-fn load(model: &Model) -> Result<LlamaEngine, StartError> {
-    // Loading takes seconds, and nothing else runs yet that it could hold up.
-    Ok(tokio::task::block_in_place(|| model.engine())?)
+fn prepare(model: &Model) -> Result<Prepared, StartError> {
+    // Digesting takes seconds, and nothing else runs yet that it could hold up.
+    Ok(tokio::task::block_in_place(|| model.prepare())?)
 }
 
 impl Fleet {
@@ -159,14 +159,14 @@ impl Fleet {
     async fn instance(
         &mut self,
         config: &FileConfig,
-        engine: LlamaEngine,
+        model: Prepared,
         tokenizer: Arc<dyn Tokenizer>,
         scopes: Vec<Arc<ScopeKey>>,
     ) -> Result<(), StartError> {
         let (bound, ready) = self.bind("instance").await?;
         let around = self.around.clone();
         let parts = AgentParts {
-            engine: EngineSource::of(engine),
+            engine: engine(model),
             tokenizer,
             scopes,
             blocks: config.instance_blocks.clone(),
@@ -182,14 +182,18 @@ impl Fleet {
     async fn gateway(
         &mut self,
         config: &FileConfig,
-        model: Described,
+        model: &EngineInfo,
         tokenizer: Arc<dyn Tokenizer>,
         scope: Option<Arc<ScopeKey>>,
     ) -> Result<(), StartError> {
         let (bound, ready) = self.bind("gateway").await?;
         let around = self.around.clone();
         let parts = GatewayParts {
-            model: GatewayModel { descriptor: model.descriptor, tokenizer, max_context: model.max_context },
+            model: GatewayModel {
+                descriptor: model.descriptor.clone(),
+                tokenizer,
+                max_context: model.max_context,
+            },
             scope,
             // A first token can take as long as the prompt is long; the instance sends keep-alives meanwhile.
             client: around.client,
@@ -224,12 +228,12 @@ impl Fleet {
         if scopes.is_empty() {
             scopes.extend(own_scope_key(self.around.random.as_ref()));
         }
-        let engine = load(&model)?;
-        let described = Described::of(&engine);
+        let prepared = prepare(&model)?;
+        let info = prepared.info().clone();
         let tokenizer = model.tokenizer()?;
         let scope = scopes.first().cloned();
-        self.instance(&config, engine, tokenizer.clone(), scopes).await?;
-        self.gateway(&config, described, tokenizer, scope).await
+        self.instance(&config, prepared, tokenizer.clone(), scopes).await?;
+        self.gateway(&config, &info, tokenizer, scope).await
     }
 
     /// Announce, wait for the wish to stop or for a service that ends by itself, and stop all in order.
