@@ -1,0 +1,247 @@
+//! One map in memory: what is durable of it, and what is under way.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvsp_proto::message::{MapView, PendingReshard, Phase, Shard};
+use kvsp_proto::uri::BaseUri;
+
+use super::super::Ranges;
+use super::super::split::{instances_of, ranges_of};
+use super::api::Ticket;
+use super::row::{Decision, PlanRow, Row};
+use crate::time::Time;
+
+/// A map. The row is what is on stable storage, but for the starts of its members, which are taken from `epochs`
+/// when it is written.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) row: Row,
+    /// False until the map itself is durable; nobody sees it before.
+    pub(super) created: bool,
+    pub(super) pending: Option<(Ticket, Next)>,
+    /// The starts of instances whose memory counts, 0 where one has not reported.
+    pub(super) epochs: BTreeMap<BaseUri, u64>,
+    /// Owners and keepers whose memory is gone.
+    pub(super) lost: BTreeSet<BaseUri>,
+    /// The change under way, once it is durable.
+    pub(super) running: Option<Running>,
+    pub(super) leader: Option<BaseUri>,
+    /// It is to end.
+    pub(super) ending: bool,
+    /// Whom the end is being told.
+    pub(super) forgetting: Option<BTreeMap<BaseUri, Out>>,
+    /// The highest number given to a plan, those of failed writes among them.
+    pub(super) attempts: u64,
+    /// A write of our own failed; the next try is not before.
+    pub(super) retry_at: Option<Time>,
+    pub(super) regroup_at: Option<Time>,
+    pub(super) regroups: u32,
+    /// What the table of timers holds.
+    pub(super) timer: Option<Time>,
+}
+
+/// What becomes true once a write is durable.
+#[derive(Debug, Clone)]
+pub(super) enum Next {
+    Create,
+    Open(Box<Row>),
+    Decide(Box<Row>),
+    Close(Box<Row>),
+    End(Box<Row>),
+    Erase,
+}
+
+/// A change under way.
+#[derive(Debug, Clone)]
+pub(super) struct Running {
+    pub(super) stage: Stage,
+    pub(super) deadline: Time,
+    /// What is decided, though it may not be written yet. A write that is reported failed may be durable all the same,
+    /// so this never changes.
+    pub(super) deciding: Option<Decision>,
+    pub(super) length: Option<u64>,
+    /// The starts of the members.
+    pub(super) epochs: BTreeMap<BaseUri, u64>,
+    /// Whose memory was gone when it began.
+    pub(super) lost: BTreeSet<BaseUri>,
+    /// Members lost since.
+    pub(super) gone: BTreeSet<BaseUri>,
+    pub(super) outs: BTreeMap<BaseUri, Out>,
+}
+
+/// Where a change is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The leader is asked for the context's length.
+    Asking,
+    /// Members load.
+    Preparing,
+    /// Members are told what was decided.
+    Telling,
+}
+
+/// What one instance is being told.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Out {
+    /// The message without an answer.
+    pub(super) id: Option<u64>,
+    /// When it is sent next.
+    pub(super) at: Option<Time>,
+    pub(super) tries: u32,
+    pub(super) done: bool,
+    /// It has no shard: it leads, and is told so that it need not find out.
+    pub(super) observer: bool,
+    /// What the last commit let it keep.
+    pub(super) keep: Ranges,
+}
+
+impl Out {
+    pub(super) fn due(now: Time) -> Self {
+        Self { at: Some(now), ..Self::default() }
+    }
+
+    pub(super) fn end(&mut self) {
+        (self.id, self.at, self.done) = (None, None, true);
+    }
+}
+
+impl Running {
+    pub(super) fn all_done(&self) -> bool {
+        self.outs.values().all(|out| out.done)
+    }
+}
+
+impl Entry {
+    pub(super) fn new(row: Row, created: bool) -> Self {
+        Self {
+            attempts: row.attempts,
+            epochs: row.members.iter().map(|member| (member.instance.clone(), member.epoch)).collect(),
+            row,
+            created,
+            pending: None,
+            lost: BTreeSet::new(),
+            running: None,
+            leader: None,
+            ending: false,
+            forgetting: None,
+            retry_at: None,
+            regroup_at: None,
+            regroups: 0,
+            timer: None,
+        }
+    }
+
+    /// The open plan with what is known of it.
+    pub(super) fn plan(&mut self) -> Option<(&PlanRow, &mut Running)> {
+        self.row.plan.as_ref().zip(self.running.as_mut())
+    }
+
+    /// The tokens that the map covers.
+    pub(super) fn capacity(&self) -> u64 {
+        self.row.shards.last().map_or(0, |shard| shard.tokens.end())
+    }
+
+    /// Every instance that has, or is to have, something of the map.
+    pub(super) fn instances(&self) -> BTreeSet<BaseUri> {
+        let plan = self.row.plan.iter().flat_map(|plan| plan.former.iter().chain(&plan.shards));
+        let all = self.row.shards.iter().chain(&self.row.spare).chain(plan);
+        let members = self.row.plan.iter().flat_map(|plan| &plan.members);
+        all.map(|shard| &shard.instance).chain(members).cloned().collect()
+    }
+
+    /// Whether an instance has something at the version that holds.
+    pub(super) fn counts_on(&self, instance: &BaseUri) -> bool {
+        self.row.shards.iter().chain(&self.row.spare).any(|shard| shard.instance == *instance)
+    }
+
+    pub(super) fn view(&self) -> MapView {
+        view_of(&self.row, self.running.as_ref())
+    }
+
+    /// Of what a member lets go at the commit, what it is to keep: whoever was to have it is lost.
+    pub(super) fn keep(&self, instance: &BaseUri) -> Ranges {
+        let Some((plan, running)) = self.row.plan.as_ref().zip(self.running.as_ref()) else {
+            return Ranges::new();
+        };
+        if running.gone.contains(instance) || running.lost.contains(instance) {
+            return Ranges::new();
+        }
+        let had = ranges_of(&plan.former, instance).union(&ranges_of(&self.row.spare, instance));
+        let orphaned = plan.shards.iter().filter(|shard| running.gone.contains(&shard.instance));
+        let orphaned: Ranges = orphaned.map(|shard| shard.tokens).collect();
+        had.difference(&ranges_of(&plan.shards, instance)).intersection(&orphaned)
+    }
+
+    /// The copies that will be kept once all members have been told of the commit.
+    pub(super) fn kept(&self) -> Vec<Shard> {
+        let Some(running) = &self.running else { return Vec::new() };
+        let outs = running.outs.iter().filter(|(instance, _)| !running.gone.contains(*instance));
+        let shard = |instance: &BaseUri, tokens| Shard { tokens, instance: instance.clone() };
+        outs.flat_map(|(instance, out)| {
+            out.keep.to_wire().into_iter().map(move |range| shard(instance, range))
+        })
+        .collect()
+    }
+
+    /// The instances whose memory counts at the version that holds.
+    pub(super) fn holders(&self) -> BTreeSet<BaseUri> {
+        let mut holders = instances_of(&self.row.shards);
+        holders.extend(instances_of(&self.row.spare));
+        holders
+    }
+
+    pub(super) fn backoff(&mut self, at: Time) {
+        self.retry_at = Some(at);
+    }
+
+    /// When something is due next.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        if !self.created || self.pending.is_some() {
+            return None;
+        }
+        if let Some(retry) = self.retry_at {
+            return Some(retry);
+        }
+        let outs = self.running.iter().flat_map(|running| running.outs.values());
+        let forgetting = self.forgetting.iter().flat_map(BTreeMap::values);
+        let sends = outs.chain(forgetting).filter(|out| !out.done).filter_map(|out| out.at);
+        let undecided = self.running.as_ref().filter(|running| running.stage != Stage::Telling);
+        let deadline = undecided.map(|running| running.deadline);
+        let regroup = self.regroup_at.filter(|_| self.running.is_none() && !self.row.ended);
+        sends.chain(deadline).chain(regroup).min()
+    }
+}
+
+/// A row as it is shown.
+pub(super) fn view_of(row: &Row, running: Option<&Running>) -> MapView {
+    let pending = row.plan.as_ref().map(|plan| {
+        let acks = running.filter(|running| running.stage != Stage::Asking).into_iter();
+        let acks = acks.flat_map(|running| {
+            running
+                .outs
+                .iter()
+                .filter(|(instance, out)| out.done && !out.observer && !running.gone.contains(*instance))
+        });
+        PendingReshard {
+            to: plan.to,
+            shards: plan.shards.clone(),
+            phase: match plan.decision {
+                None => Phase::Preparing,
+                Some(Decision::Commit) => Phase::Committing,
+                Some(Decision::Abort) => Phase::Aborting,
+            },
+            acks: acks.map(|(instance, _)| instance.clone()).collect(),
+            attempt: Some(plan.attempt),
+        }
+    });
+    MapView {
+        map: row.map.clone(),
+        version: row.version,
+        shards: row.shards.clone(),
+        compat_id: row.compat_id,
+        scope_id: row.scope_id,
+        session: row.session,
+        attempt: row.attempt,
+        pending,
+    }
+}

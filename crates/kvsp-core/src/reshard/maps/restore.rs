@@ -1,0 +1,56 @@
+//! A controller's start: from what is on stable storage.
+
+use std::collections::BTreeSet;
+
+use super::entry::{Entry, Running, Stage};
+use super::row::{Decision, Row};
+use super::{Maps, MapsConfig};
+use crate::time::Time;
+
+impl Maps {
+    /// The maps that were found. A change that was decided is told again to all its members; one that was not is aborted,
+    /// because who had acknowledged it is not known. Each instance that has something has the TTL of its last status
+    /// to report.
+    #[must_use]
+    pub fn restore(config: MapsConfig, rows: Vec<Row>, now: Time) -> Self {
+        let mut machine = Self::new(config);
+        machine.look(now);
+        for row in rows {
+            let map = row.map.clone();
+            let members = row.members.clone();
+            machine.insert(Entry {
+                running: row.plan.as_ref().map(|_| running(&row, now)),
+                ..Entry::new(row, true)
+            });
+            for member in members.iter().filter(|member| member.epoch > 0) {
+                machine.expect(&member.instance, member.epoch, member.ttl_ms, now);
+            }
+            let (decided, ended) = machine.maps.get(&map).map_or((false, false), |entry| {
+                let decided = entry.row.plan.as_ref().is_some_and(|plan| plan.decision.is_some());
+                (decided, entry.row.ended)
+            });
+            if ended {
+                machine.ended(&map, now);
+            } else if decided {
+                machine.decided(&map, now);
+            }
+            machine.catch_up(&map, now);
+        }
+        machine
+    }
+}
+
+/// A change as it is known after a start.
+fn running(row: &Row, now: Time) -> Running {
+    let decision = row.plan.as_ref().and_then(|plan| plan.decision);
+    Running {
+        stage: Stage::Preparing,
+        deadline: now,
+        deciding: Some(decision.unwrap_or(Decision::Abort)),
+        length: None,
+        epochs: row.members.iter().map(|member| (member.instance.clone(), member.epoch)).collect(),
+        lost: BTreeSet::new(),
+        gone: BTreeSet::new(),
+        outs: std::collections::BTreeMap::new(),
+    }
+}
