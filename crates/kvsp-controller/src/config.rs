@@ -2,6 +2,7 @@
 
 mod groups;
 mod sessions;
+mod start;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use serde::Deserialize;
 
 pub use groups::GroupSettings;
 pub use sessions::SessionSettings;
+pub use start::StartSettings;
 
 /// Settings of the Placement Controller.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -48,6 +50,12 @@ pub struct ControllerConfig {
     pub max_ttl_ms: u64,
     /// An instance may fall asleep at its own request while so many others are active.
     pub min_active: usize,
+    /// Nor may it while these have more requests than this share, on average, of those that they compute at once.
+    pub sleep_max_load: f64,
+    /// A placement that would cost more than so many ms everywhere has an instance woken or started for it.
+    pub acceptable_cost_ms: Option<u64>,
+    /// Instances that the controller starts itself.
+    pub start: StartSettings,
     /// Most descriptors.
     pub max_descriptors: usize,
     /// Octets of a JSON body.
@@ -77,6 +85,9 @@ impl Default for ControllerConfig {
             max_instances: instances.max_instances,
             max_ttl_ms: instances.max_ttl_ms,
             min_active: instances.min_active,
+            sleep_max_load: instances.sleep_max_load,
+            acceptable_cost_ms: None,
+            start: StartSettings::default(),
             max_descriptors: 1024,
             max_json_octets: limits.max_json_octets,
             max_lookup_keys: 65_536,
@@ -91,6 +102,7 @@ impl ControllerConfig {
             max_instances: self.max_instances,
             max_ttl_ms: self.max_ttl_ms,
             min_active: self.min_active,
+            sleep_max_load: self.sleep_max_load,
             ..InstancesConfig::default()
         }
     }

@@ -15,6 +15,7 @@
 
 mod config;
 mod knowledge;
+mod lifecycle;
 mod metrics;
 mod place;
 mod routes;
@@ -22,6 +23,6 @@ mod service;
 mod sessions;
 mod tables;
 
-pub use config::{ControllerConfig, GroupSettings, SessionSettings};
+pub use config::{ControllerConfig, GroupSettings, SessionSettings, StartSettings};
 pub use service::{Deps, serve};
 pub use sessions::StateOpenError;

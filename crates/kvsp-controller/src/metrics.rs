@@ -39,6 +39,28 @@ impl Outcome {
     }
 }
 
+/// What came of waking an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Wake {
+    /// It is active.
+    Awake,
+    /// It took up another state, or may not be told.
+    Refused,
+    /// It did not answer.
+    Unreachable,
+}
+
+/// A step in the start of an instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Start {
+    /// The hook runs.
+    Begun,
+    /// It failed.
+    Failed,
+    /// The instance has reported.
+    Reported,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Label(&'static str, &'static str);
 
@@ -53,6 +75,8 @@ impl EncodeLabelSet for Label {
 pub(crate) struct ControllerMetrics {
     placements: Family<Label, Counter>,
     instances: Family<Label, Gauge>,
+    wakes: Family<Label, Counter>,
+    starts: Family<Label, Counter>,
     pub(crate) sessions: SessionMetrics,
 }
 
@@ -61,11 +85,33 @@ impl ControllerMetrics {
         let own = Self {
             placements: Family::default(),
             instances: Family::default(),
+            wakes: Family::default(),
+            starts: Family::default(),
             sessions: SessionMetrics::new(metrics),
         };
         metrics.register("controller_placements", "Placements by outcome", own.placements.clone());
         metrics.register("controller_instances", "Instances by state", own.instances.clone());
+        metrics.register("controller_wakes", "Instances woken for placements, by outcome", own.wakes.clone());
+        metrics.register("controller_starts", "Steps of instances that were started", own.starts.clone());
         own
+    }
+
+    pub(crate) fn woken(&self, outcome: Wake) {
+        let outcome = match outcome {
+            Wake::Awake => "awake",
+            Wake::Refused => "refused",
+            Wake::Unreachable => "unreachable",
+        };
+        self.wakes.get_or_create(&Label("outcome", outcome)).inc();
+    }
+
+    pub(crate) fn started(&self, step: Start) {
+        let step = match step {
+            Start::Begun => "begun",
+            Start::Failed => "failed",
+            Start::Reported => "reported",
+        };
+        self.starts.get_or_create(&Label("step", step)).inc();
     }
 
     pub(crate) fn placed(&self, outcome: Outcome) {

@@ -24,10 +24,26 @@ const FAILOVER_PATIENCE: Duration = Duration::from_millis(200);
 /// Identifiers that are tried for a session before there is no room: each falls into another shard.
 const SESSION_TRIES: usize = 32;
 
+/// What instances are weighed by.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// What the index knows of the prompt's blocks; `None` where it could not be asked.
+    pub(crate) prefix: Option<Prefix>,
+    /// The tokens of a block, where they are known.
+    pub(crate) block_tokens: Option<u32>,
+}
+
 /// All that were weighed, the best first, and what they were weighed by.
-struct Weighed {
-    ranked: Vec<Ranked>,
-    prefix: Option<Prefix>,
+pub(crate) struct Weighed {
+    pub(crate) ranked: Vec<Ranked>,
+    pub(crate) known: Arc<Known>,
+}
+
+impl Weighed {
+    /// The one that costs the least.
+    pub(crate) fn best(&self) -> Option<&Ranked> {
+        self.ranked.first()
+    }
 }
 
 impl ControllerService {
@@ -40,15 +56,17 @@ impl ControllerService {
         mut request: PlacementRequest,
         owner: &str,
     ) -> Result<PlacementAnswer, Problem> {
-        let weighed = self.weigh(&request, Duration::MAX).await?;
-        let Some(best) = weighed.ranked.first() else { return Err(self.no_capacity()) };
+        let weighed = self.find(&request).await?;
+        let Some(best) = weighed.best() else { return Err(self.no_capacity()) };
+        self.instances().placed(best.instance());
         let request_ref = request.request_ref.take().unwrap_or_else(|| self.random.uuid().to_string());
-        let directive = self.directive(&request, &request_ref, best, weighed.prefix.as_ref());
+        let directive = self.directive(&request, &request_ref, best, weighed.known.prefix.as_ref());
         let prefetch = async {
             match directive {
                 Some(directive) => self.send(best, &directive).await,
                 None => {
-                    let outcome = if weighed.prefix.is_some() { Outcome::Placed } else { Outcome::Blind };
+                    let outcome =
+                        if weighed.known.prefix.is_some() { Outcome::Placed } else { Outcome::Blind };
                     self.metrics.placed(outcome);
                     None
                 }
@@ -74,11 +92,26 @@ impl ControllerService {
         })
     }
 
-    /// The instance that a session is best continued at; `None` where there is none. A user waits: an index that does
-    /// not answer is not waited for.
-    pub(crate) async fn choose_one(self: &Arc<Self>, request: &PlacementRequest) -> Option<Choice> {
-        let weighed = self.weigh(request, FAILOVER_PATIENCE).await.ok()?;
-        self.chosen(weighed.ranked.first()?.instance())
+    /// The instance that a session is best continued at; `None` where there is none, and then one is woken or started
+    /// where the session `needs` one. A user waits: an index that does not answer is not waited for.
+    pub(crate) async fn choose_one(
+        self: &Arc<Self>,
+        request: &PlacementRequest,
+        needs: bool,
+    ) -> Option<Choice> {
+        if self.eligible(request).is_empty() && !(needs && self.may_grow(request)) {
+            return None;
+        }
+        let known = self.ask(request, FAILOVER_PATIENCE).await;
+        let weighed = Arc::clone(self).choose(request, &known).await.ok()?;
+        let Some(best) = weighed.best() else {
+            if needs {
+                self.grow(request, &known).await.ok()?;
+            }
+            return None;
+        };
+        self.instances().placed(best.instance());
+        self.chosen(best.instance())
     }
 
     /// An instance, as a session remembers it; `None` where it has failed meanwhile.
@@ -121,15 +154,22 @@ impl ControllerService {
         self.record(new.session, |sessions, now| sessions.create(new.clone(), now)).await
     }
 
-    /// Asks for what is known of the prompt, for as long as `patience` lasts, and weighs the instances by it.
-    async fn weigh(
-        self: &Arc<Self>,
-        request: &PlacementRequest,
-        patience: Duration,
-    ) -> Result<Weighed, Problem> {
-        if self.eligible(request).is_empty() {
-            return Ok(Weighed { ranked: Vec::new(), prefix: None });
+    /// The instances that can take a request, weighed. Where none is active, or all would cost too much, others are
+    /// woken or started, and waited for.
+    async fn find(self: &Arc<Self>, request: &PlacementRequest) -> Result<Weighed, Problem> {
+        if self.eligible(request).is_empty() && !self.may_grow(request) {
+            return Ok(Weighed { ranked: Vec::new(), known: Arc::default() });
         }
+        let known = self.ask(request, Duration::MAX).await;
+        let weighed = Arc::clone(self).choose(request, &known).await?;
+        if self.is_acceptable(&weighed) {
+            return Ok(weighed);
+        }
+        self.await_capacity(request, &known, weighed).await
+    }
+
+    /// Asks for what is known of the prompt, for as long as `patience` lasts.
+    async fn ask(self: &Arc<Self>, request: &PlacementRequest, patience: Duration) -> Arc<Known> {
         let ask = async {
             let descriptor = self.descriptor(request.compat_id).await;
             let prefix = self.prefix(request, descriptor.as_ref().map(|d| d.layers)).await;
@@ -137,7 +177,14 @@ impl ControllerService {
         };
         let (descriptor, prefix) = tokio::time::timeout(patience, ask).await.unwrap_or_default();
         let block_tokens = descriptor.map(|d| d.block_tokens).or_else(|| largest_block(request));
-        Arc::clone(self).choose(request, prefix, block_tokens).await
+        Arc::new(Known { prefix, block_tokens })
+    }
+
+    /// Whether an instance is there whose cost is no reason to look for another one. A cost that is not known is none.
+    pub(crate) fn is_acceptable(&self, weighed: &Weighed) -> bool {
+        let Some(best) = weighed.best() else { return false };
+        let limit = self.config.acceptable_cost_ms.map(|ms| ms.saturating_mul(1000));
+        best.candidate.cost_us.zip(limit).is_none_or(|(cost, limit)| cost <= limit)
     }
 
     /// The active instances that the caller has not found to refuse the request.
@@ -154,36 +201,41 @@ impl ControllerService {
         Problem::new(ProblemType::NoCapacity, detail).retry_after(RETRY_AFTER_S)
     }
 
-    /// Weighs the instances as they are now, off the reactor where there is much to weigh, and counts the
-    /// placement at the one chosen.
-    async fn choose(
+    /// Weighs the active instances as they are now.
+    pub(crate) async fn choose(
         self: Arc<Self>,
         request: &PlacementRequest,
-        prefix: Option<Prefix>,
-        block_tokens: Option<u32>,
+        known: &Arc<Known>,
+    ) -> Result<Weighed, Problem> {
+        let active = self.eligible(request);
+        self.rank(request, known, active).await
+    }
+
+    /// Weighs some instances, off the reactor where there is much to weigh.
+    pub(crate) async fn rank(
+        self: Arc<Self>,
+        request: &PlacementRequest,
+        known: &Arc<Known>,
+        instances: Vec<ActiveInstance>,
     ) -> Result<Weighed, Problem> {
         /// Blocks times instances that are weighed at once.
         const LIGHT: usize = 4096;
-        let tokens = request.tokens;
-        let active = self.eligible(request);
-        let work = prefix.as_ref().map_or(0, |prefix| prefix.blocks.len()).saturating_mul(active.len());
-        let turn = self.turn();
+        let (tokens, known, turn) = (request.tokens, Arc::clone(known), self.turn());
+        let blocks = known.prefix.as_ref().map_or(0, |prefix| prefix.blocks.len());
+        let is_light = blocks.saturating_mul(instances.len()) <= LIGHT;
         let weigh = move || {
-            let ranked = rank(&Request { tokens, block_tokens, prefix: prefix.as_ref() }, &active, turn);
-            Weighed { ranked, prefix }
+            let Known { prefix, block_tokens } = &*known;
+            let request = Request { tokens, block_tokens: *block_tokens, prefix: prefix.as_ref() };
+            let ranked = rank(&request, &instances, turn);
+            Weighed { ranked, known }
         };
-        let weighed = if work <= LIGHT {
-            weigh()
-        } else {
-            tokio::task::spawn_blocking(weigh).await.map_err(|error| {
-                tracing::error!(%error, "weighing broke");
-                Problem::blank(500, "the request could not be placed")
-            })?
-        };
-        if let Some(best) = weighed.ranked.first() {
-            self.instances().placed(best.instance());
+        if is_light {
+            return Ok(weigh());
         }
-        Ok(weighed)
+        tokio::task::spawn_blocking(weigh).await.map_err(|error| {
+            tracing::error!(%error, "weighing broke");
+            Problem::blank(500, "the request could not be placed")
+        })
     }
 
     fn directive(

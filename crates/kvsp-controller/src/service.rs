@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::ControllerConfig;
 use crate::knowledge::Unknown;
+use crate::lifecycle::{Lifecycle, RestoredInstances};
 use crate::metrics::ControllerMetrics;
 use crate::routes;
 use crate::sessions::{Keeper, Restored, SessionTable, State, StateOpenError};
@@ -51,6 +52,7 @@ pub(crate) struct ControllerService {
     pub(crate) client: Client,
     pub(crate) random: Arc<dyn Random>,
     pub(crate) sessions: SessionTable,
+    pub(crate) lifecycle: Lifecycle,
     clock: Arc<dyn Clock>,
     instances: Mutex<Instances>,
     descriptors: Mutex<Descriptors>,
@@ -59,30 +61,33 @@ pub(crate) struct ControllerService {
 }
 
 impl ControllerService {
-    /// A service that knows no instance yet, and all sessions that were recorded. Blocks while they are read.
+    /// A service that knows what was recorded. Blocks while that is read.
     ///
     /// # Errors
     /// [`StateOpenError`].
     pub(crate) fn open(config: ControllerConfig, deps: &Deps) -> Result<(Arc<Self>, Keeper), StateOpenError> {
-        let State { commits, sessions, keeper } = State::open(&config)?;
-        Ok((Self::new(config, deps, commits, sessions), keeper))
+        let State { commits, sessions, instances, keeper } = State::open(&config)?;
+        Ok((Self::new(config, deps, commits, sessions, instances), keeper))
     }
 
-    /// A service that records by `commits`, and knows the sessions that were recorded.
+    /// A service that records by `commits`, and knows what was recorded.
     pub(crate) fn new(
         config: ControllerConfig,
         deps: &Deps,
         commits: GroupCommit,
         sessions: Vec<Restored>,
+        instances: RestoredInstances,
     ) -> Arc<Self> {
+        let instances = Instances::restore(config.instances(), instances, deps.clock.now());
         Arc::new(Self {
+            lifecycle: Lifecycle::new(&config, commits.clone()),
             sessions: SessionTable::new(&config.sessions, commits, sessions, deps.clock.now()),
             limits: config.limits(),
             metrics: ControllerMetrics::new(&deps.metrics),
             client: deps.client.clone(),
             random: Arc::clone(&deps.random),
             clock: Arc::clone(&deps.clock),
-            instances: Mutex::new(Instances::new(config.instances(), deps.clock.now())),
+            instances: Mutex::new(instances),
             descriptors: Mutex::new(Descriptors::new(config.max_descriptors)),
             unknown: Mutex::new(Unknown::default()),
             turn: AtomicU64::new(0),
@@ -167,6 +172,7 @@ pub async fn serve(
     let opening = deps.clone();
     let opened = tokio::task::spawn_blocking(move || ControllerService::open(config, &opening)).await?;
     let (service, keeper) = opened.map_err(ServeError::setup)?;
+    service.lifecycle.is_reached_at(bound.base());
     let (router, facts) = (service.router(), service.facts());
     let bound = {
         let direct = routes::Direct::new(Arc::clone(&service), bound.base_path());

@@ -13,7 +13,7 @@ mod waits;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,6 +23,7 @@ use kvsp_core::time::Time;
 use kvsp_net::Failure;
 use kvsp_proto::message::SessionState;
 use kvsp_proto::problem::{Problem, ProblemType};
+use kvsp_proto::uri::BaseUri;
 use kvsp_store::state::{GroupCommit, StateError};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
@@ -146,6 +147,11 @@ impl SessionTable {
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         // A panic under a lock is answered with 500; the machines stay usable, so poison is passed over.
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets something go on that looks after its own end with [`ControllerService::until_closing`].
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(work);
     }
 
     /// Ends all waiting, and resolves when nothing goes on any more.
@@ -299,6 +305,7 @@ impl ControllerService {
     /// Notes an effect for the metrics.
     fn note(&self, shard: &mut Shard, effect: &Effect, now: Time) {
         match effect {
+            Effect::Place(place) if place.hand_over => self.metrics.sessions.leaves(),
             Effect::Place(place) => {
                 shard.lost.entry(place.session).or_insert_with(|| {
                     self.metrics.sessions.lost();
@@ -341,6 +348,28 @@ impl ControllerService {
         let heads = self.sessions.lock(shard).heads_of(changes);
         // Effects come up in requests and in tasks, so there is a runtime.
         Commit::new(self, shard, ticket, changes, heads).detach(&Handle::current());
+    }
+
+    /// How many sessions an instance has, or is being given.
+    pub(crate) fn hosted(&self, instance: &BaseUri) -> u64 {
+        let shards = 0..self.sessions.shards.len();
+        shards.map(|number| self.sessions.lock(number).machine.hosted(instance) as u64).sum()
+    }
+
+    /// How many sessions each instance has, or is being given.
+    pub(crate) fn sessions_by_host(&self) -> BTreeMap<BaseUri, u64> {
+        let mut counts = BTreeMap::new();
+        for number in 0..self.sessions.shards.len() {
+            for (instance, count) in self.sessions.lock(number).machine.hosts() {
+                *counts.entry(instance.clone()).or_default() += count as u64;
+            }
+        }
+        counts
+    }
+
+    /// Waits for something, but no longer than until the service stops.
+    pub(crate) async fn until_closing<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        self.sessions.closing.run_until_cancelled(work).await
     }
 
     /// Lets something go on until the service stops.

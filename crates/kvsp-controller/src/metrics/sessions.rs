@@ -21,6 +21,7 @@ pub(crate) struct SessionMetrics {
     recorded: Counter,
     checkpoints: Family<Label, Counter>,
     failovers: Counter,
+    hand_overs: Counter,
     failover_time: Histogram,
     resumes: Family<Label, Counter>,
     probes: Family<Label, Counter>,
@@ -38,6 +39,10 @@ impl SessionMetrics {
             recorded,
             checkpoints,
             failovers: metrics.counter("controller_failovers", "Sessions that lost their instance"),
+            hand_overs: metrics.counter(
+                "controller_hand_overs",
+                "Times that another instance was looked for, for a session whose own is to be left",
+            ),
             failover_time: metrics.seconds(
                 "controller_failover_seconds",
                 "Time from the search for another instance to a session that runs there",
@@ -77,6 +82,10 @@ impl SessionMetrics {
 
     pub(crate) fn lost(&self) {
         self.failovers.inc();
+    }
+
+    pub(crate) fn leaves(&self) {
+        self.hand_overs.inc();
     }
 
     pub(crate) fn found_again(&self, after: Duration) {

@@ -25,7 +25,7 @@ impl ControllerService {
             continuation: None,
             exclude: place.exclude,
         };
-        let choice = self.choose_one(&request).await;
+        let choice = self.choose_one(&request, !place.hand_over).await;
         if choice.is_none() {
             // The session says so itself, once, where none is found in time.
             tracing::debug!(%session, "no instance can go on with a session now");
@@ -41,7 +41,12 @@ impl ControllerService {
     pub(crate) fn check_again(self: &Arc<Self>, session: Uuid, choice: &Choice) {
         let status = self.instances().live_status(&choice.instance, self.now());
         match status {
-            Some(status) if status.epoch == choice.instance_epoch => {}
+            Some(status) if status.epoch == choice.instance_epoch => {
+                // Chosen while the order to leave it came in: nobody else may say so for a while.
+                if self.instances().migrates(&choice.instance) {
+                    self.with_session(session, |sessions, now| sessions.hand_over(&choice.instance, now));
+                }
+            }
             Some(status) => self.with_session(session, |sessions, now| {
                 sessions.instance_reported(&choice.instance, status.epoch, status.ttl_ms, now);
             }),

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 
 use super::codec::{RestoreError, Restored, restore};
 use crate::config::ControllerConfig;
+use crate::lifecycle::{self, RestoredInstances};
 
 /// The sessions cannot be read; the controller does not start without them.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +30,8 @@ enum Why {
     InUse,
     #[error(transparent)]
     Restore(#[from] RestoreError),
+    #[error(transparent)]
+    Instances(#[from] lifecycle::RestoreError),
     #[error("there is no temporary folder: {0}")]
     Temporary(#[source] io::Error),
     #[error("the store's thread cannot start: {0}")]
@@ -48,6 +51,7 @@ impl From<StateError> for Why {
 pub(crate) struct State {
     pub(crate) commits: GroupCommit,
     pub(crate) sessions: Vec<Restored>,
+    pub(crate) instances: RestoredInstances,
     pub(crate) keeper: Keeper,
 }
 
@@ -84,9 +88,16 @@ impl State {
     fn open_in(folder: &Path, key: Option<&Path>, temporary: Option<TempDir>) -> Result<Self, Why> {
         let store: Arc<dyn StateStore> = Arc::new(open_sealed(folder, key, RedbConfig::default())?);
         let sessions = restore(store.as_ref())?;
-        tracing::info!(sessions = sessions.len(), term = store.term(), "sessions restored");
+        let instances = lifecycle::restore(store.as_ref())?;
+        let (sessions_found, instances_found) = (sessions.len(), instances.len());
+        tracing::info!(
+            sessions = sessions_found,
+            instances = instances_found,
+            term = store.term(),
+            "restored"
+        );
         let (commits, thread) = GroupCommit::start(store, GroupBounds::default()).map_err(Why::Thread)?;
-        Ok(Self { commits, sessions, keeper: Keeper { thread, temporary } })
+        Ok(Self { commits, sessions, instances, keeper: Keeper { thread, temporary } })
     }
 }
 

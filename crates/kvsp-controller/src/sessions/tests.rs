@@ -75,7 +75,7 @@ async fn controller() -> (Arc<ControllerService>, Arc<Told>) {
     };
     let sessions = SessionSettings { busy_wait_ms: 100, ..SessionSettings::default() };
     let config = ControllerConfig { sessions, ..ControllerConfig::default() };
-    let service = ControllerService::new(config, &deps, commits, Vec::new());
+    let service = ControllerService::new(config, &deps, commits, Vec::new(), Vec::new());
     let (scope_id, compat_id) = ("5c".repeat(16).parse().unwrap(), "2c".repeat(32).parse().unwrap());
     let new = NewSession {
         session: SESSION,
