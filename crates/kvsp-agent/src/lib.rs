@@ -11,6 +11,7 @@ mod copies;
 mod engine;
 mod events;
 mod generation;
+mod group;
 mod lifecycle;
 mod links;
 mod load;
@@ -61,6 +62,8 @@ pub(crate) struct Agent {
     /// Copies of computed blocks in a holder; none where no holder is configured.
     copies: Option<Arc<copies::Copies>>,
     sessions: session::Sessions,
+    /// Contexts that are split over instances.
+    group: group::Group,
     tasks: TaskTracker,
 }
 

@@ -98,6 +98,16 @@ impl Collector for Figures {
             ("instance_running", "Requests running", read(&gauges.running) as f64),
             ("instance_sessions", "Sessions that are not over", agent.sessions.open_count() as f64),
             ("instance_queued", "Requests waiting", agent.engine.queued() as f64),
+            (
+                "context_tokens_reserved",
+                "Tokens of split contexts for which memory is kept",
+                read(&gauges.context_tokens_reserved) as f64,
+            ),
+            (
+                "context_tokens_held",
+                "Tokens of split contexts whose keys and values are here",
+                read(&gauges.context_tokens_held) as f64,
+            ),
             ("instance_kv_utilization", "Share of the page pool in use", gauges.kv_utilization()),
             ("instance_prefill_tokens_per_second", "Prefill rate", gauges.prefill_tokens_per_s.get()),
             ("instance_decode_tokens_per_second", "Decode rate", gauges.decode_tokens_per_s.get()),

@@ -21,6 +21,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::copies::{self, Copies};
 use crate::engine::{EngineHandle, EngineSource, EngineThread, HostTier, SchedulerConfig, ScopedKey};
+use crate::group::{self, Group};
 use crate::lifecycle::Lifecycle;
 use crate::links::Links;
 use crate::load::LoadCounters;
@@ -124,6 +125,7 @@ pub async fn serve<E: Engine>(
         resident: events::Resident::default(),
         copies,
         sessions: Sessions::new(config.max_sessions, config.max_directives),
+        group: Group::new(bound.base(), &metrics),
         tasks: TaskTracker::new(),
         config,
     });
@@ -150,13 +152,18 @@ pub async fn serve<E: Engine>(
         tokio::spawn(status::run(agent.clone(), listening.clone())),
         tokio::spawn(drain(agent.clone(), stop, listening.clone())),
         tokio::spawn(session::keep(agent.clone())),
+        tokio::spawn(group::keep(agent.clone())),
     ];
     if let (Some(copies), Some(queue)) = (agent.copies.clone(), queue) {
         background.push(tokio::spawn(copies::run(agent.clone(), copies, queue)));
     }
     let facts = ServiceFacts {
         roles: vec!["instance", "holder"],
-        extensions: kvsp_blocks::EXTENSIONS.iter().copied().chain(["openai", "session-end"]).collect(),
+        extensions: kvsp_blocks::EXTENSIONS
+            .iter()
+            .copied()
+            .chain(["openai", "session-end", "group-attention"])
+            .collect(),
         limits: agent.config.limits,
     };
     let routes = routes(agent.clone()).merge(blocks.router());
@@ -218,7 +225,7 @@ async fn drain(agent: Arc<Agent>, stop: CancellationToken, listening: Cancellati
         drop(tokio::time::timeout(Duration::from_secs(1), last).await);
     }
     let finished = async {
-        while !agent.is_idle() {
+        while agent.load() > 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -252,5 +259,6 @@ fn routes(agent: Arc<Agent>) -> Router {
         .route(&at(path::SESSION_RESUME_ROUTE), post(session::resume))
         .route(&at(path::SESSION_PROMPT_ROUTE), post(session::prompt))
         .route(&at(path::SESSION_TOKENS_ROUTE), get(session::tokens))
+        .merge(group::routes())
         .with_state(agent)
 }

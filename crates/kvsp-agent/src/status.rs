@@ -48,7 +48,7 @@ impl Agent {
     }
 
     /// Requests that run, requests that wait, and open sessions.
-    fn load(&self) -> u64 {
+    pub(crate) fn load(&self) -> u64 {
         Gauges::read(&self.engine.gauges().running) + self.engine.queued() + self.sessions.open_count() as u64
     }
 
@@ -59,9 +59,9 @@ impl Agent {
         Ok(())
     }
 
-    /// Whether nothing runs and nothing waits, no session either.
+    /// Whether nothing runs and nothing waits, no session either, and no split context relies on this instance.
     pub(crate) fn is_idle(&self) -> bool {
-        self.load() == 0
+        self.load() == 0 && Gauges::read(&self.engine.gauges().context_pages) == 0 && self.group.is_idle()
     }
 }
 
