@@ -18,6 +18,7 @@ use kvsp_openai::{
 use kvsp_proto::block_key::ScopeKey;
 use kvsp_proto::id::ScopeId;
 use kvsp_proto::json;
+use kvsp_proto::message::MapId;
 use kvsp_proto::path::{REQUEST_REF_HEADER, SCOPE_HEADER};
 use kvsp_proto::problem::Problem;
 use tokio::time::{Instant, timeout_at};
@@ -25,6 +26,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::Agent;
 use crate::engine::{EngineRequest, PromptTokens, SubmitError};
 use crate::generation::{Generation, GenerationError, Piece};
+use crate::group::{self, LeadError, LeadOrder};
 use crate::session::{self, SessionHeaders};
 
 /// Output tokens where the request names no limit, as the OpenAI API has it.
@@ -39,15 +41,16 @@ pub(crate) async fn create(
     headers: HeaderMap,
     body: RequestBody,
 ) -> Response {
-    let session = match admit(&agent, &caller, &headers) {
-        Ok(session) => session,
+    let (session, map) = match admit(&agent, &caller, &headers) {
+        Ok(admitted) => admitted,
         Err(problem) => return Failure(problem).into_response(),
     };
     let body = match body.json(&agent.config.limits).await {
         Ok(body) => body,
         Err(failure) => return failure.into_response(),
     };
-    let (request, engine_request, scope) = match read(&agent, &headers, &body) {
+    let context = if map.is_some() { agent.engine.info().max_context } else { agent.context() };
+    let (request, engine_request, scope) = match read(&agent, &headers, &body, context) {
         Ok(read) => read,
         Err(error) => return refuse(&error),
     };
@@ -57,10 +60,17 @@ pub(crate) async fn create(
         return Failure(problem).into_response();
     }
     if let Some(session) = session {
-        let begun = session::start(&agent, &caller, session, engine_request).await;
+        let begun = session::start(&agent, &caller, session, map, engine_request).await;
         return begun.unwrap_or_else(axum::response::IntoResponse::into_response);
     }
-    match begin(&agent, request, engine_request).await {
+    let order = match map {
+        Some(map) => match group::admit(&agent, &caller, &map, prompt_len(&engine_request.prompt)).await {
+            Ok(scope) => Some(LeadOrder { map, scope, epoch: 0, session: None, fresh: true }),
+            Err(problem) => return Failure(problem).into_response(),
+        },
+        None => None,
+    };
+    match begin(&agent, request, engine_request, order).await {
         Ok((request, generation)) if request.sampling.streams() => stream(&agent, &request, generation),
         Ok((request, generation)) => whole(&agent, &request, generation).await,
         Err(error) => refuse(&error),
@@ -69,13 +79,18 @@ pub(crate) async fn create(
 
 /// What is checked before the body is read. A session may be here already, and be read while the instance
 /// drains.
-fn admit(agent: &Agent, caller: &Caller, headers: &HeaderMap) -> Result<Option<SessionHeaders>, Problem> {
+fn admit(
+    agent: &Agent,
+    caller: &Caller,
+    headers: &HeaderMap,
+) -> Result<(Option<SessionHeaders>, Option<MapId>), Problem> {
     caller.require_role(&Role::ALL)?;
     let session = SessionHeaders::read(headers)?;
+    let map = group::map_header(headers)?;
     if session.is_none() {
         agent.require_active()?;
     }
-    Ok(session)
+    Ok((session, map))
 }
 
 /// An error in the form of the OpenAI API.
@@ -90,7 +105,8 @@ pub(crate) fn refuse(error: &ApiError) -> Response {
 
 type Read = (CompletionRequest, EngineRequest, Option<ScopeId>);
 
-fn read(agent: &Agent, headers: &HeaderMap, body: &[u8]) -> Result<Read, ApiError> {
+/// `context`: most tokens of prompt and output together.
+fn read(agent: &Agent, headers: &HeaderMap, body: &[u8], context: usize) -> Result<Read, ApiError> {
     let request: CompletionRequest = json::from_slice(body).map_err(|e| ApiError::InvalidRequest {
         message: format!("the body is not a completion request: {e}"),
         param: None,
@@ -101,7 +117,6 @@ fn read(agent: &Agent, headers: &HeaderMap, body: &[u8]) -> Result<Read, ApiErro
     request.check()?;
     let prompt = tokens(agent, &request.prompt)?;
     let info = agent.engine.info();
-    let context = agent.context();
     if prompt.iter().any(|&token| token as usize >= info.vocab) {
         return Err(ApiError::invalid("prompt", format!("token identifiers are below {}", info.vocab)));
     }
@@ -173,12 +188,17 @@ async fn begin(
     agent: &Arc<Agent>,
     request: CompletionRequest,
     engine_request: EngineRequest,
+    order: Option<LeadOrder>,
 ) -> Result<(CompletionRequest, Generation), ApiError> {
     let prompt_tokens = prompt_len(&engine_request.prompt);
-    let outputs = agent.engine.submit(engine_request).await.map_err(|error| match error {
-        SubmitError::QueueFull => ApiError::Overloaded("the instance's queue is full; try again".into()),
-        SubmitError::Stopped => ApiError::Upstream("the engine has stopped".into()),
-    })?;
+    let outputs = match order {
+        Some(order) => group::submit(agent, order, engine_request)
+            .map_err(|error: LeadError| ApiError::Overloaded(error.to_string()))?,
+        None => agent.engine.submit(engine_request).await.map_err(|error| match error {
+            SubmitError::QueueFull => ApiError::Overloaded("the instance's queue is full; try again".into()),
+            SubmitError::Stopped => ApiError::Upstream("the engine has stopped".into()),
+        })?,
+    };
     let detokenizer = Detokenizer::new(agent.tokenizer.clone());
     let stops = request.sampling.stops();
     Ok((request, Generation::new(outputs, detokenizer, stops, prompt_tokens)))

@@ -58,6 +58,8 @@ pub struct AgentConfig {
     /// Every instance that may resume a session here runs this software on equal hardware, so that greedy
     /// tokens are the same everywhere and need no acknowledged checkpoint before they are shown.
     pub equal_hardware: bool,
+    /// How long a generation over a split context bears with members or a map that fail, in ms; then it fails.
+    pub max_group_wait_ms: u64,
     /// Limits of the protocol resources.
     pub limits: Limits,
 }
@@ -93,6 +95,7 @@ impl Default for AgentConfig {
             max_load_ms: 5000,
             session_retention_ms: 60_000,
             equal_hardware: false,
+            max_group_wait_ms: 30_000,
             limits: Limits::default(),
         }
     }

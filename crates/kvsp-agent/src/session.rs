@@ -21,12 +21,14 @@ use kvsp_core::time::Time;
 use kvsp_engine::Sampler;
 use kvsp_proto::block_key::ScopeKey;
 use kvsp_proto::id::BlockKey;
+use kvsp_proto::message::MapId;
 use kvsp_proto::record::SamplerState;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::engine::Pace;
+use crate::group::LeadOrder;
 
 pub(crate) use routes::{end, prompt, resume, tokens};
 pub(crate) use start::{SessionHeaders, start};
@@ -52,6 +54,8 @@ pub(crate) struct Facts {
     pub(crate) deterministic: bool,
     /// Most output tokens.
     pub(crate) max_tokens: usize,
+    /// The map over which its context is split; none: it is all in this engine.
+    pub(crate) map: Option<MapId>,
 }
 
 impl Facts {
@@ -155,6 +159,13 @@ impl Session {
             pace,
             lost: AtomicU64::new(0),
         }
+    }
+
+    /// How its split context is led; none where it has no such. `fresh`: nobody can hold anything of it yet.
+    fn lead_order(&self, fresh: bool) -> Option<LeadOrder> {
+        let Facts { id, epoch, scope, map, .. } = &self.facts;
+        let map = map.clone()?;
+        Some(LeadOrder { map, scope: scope.scope_id(), epoch: *epoch, session: Some(*id), fresh })
     }
 
     pub(crate) fn pace(&self) -> Arc<Pace> {

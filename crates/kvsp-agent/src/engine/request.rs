@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use kvsp_engine::Sampler;
 use kvsp_proto::block_key::ScopeKey;
 use kvsp_proto::id::BlockKey;
+use tokio::sync::Notify;
 
 /// What comes before the output.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +39,7 @@ pub(crate) struct EngineRequest {
 
 impl EngineRequest {
     /// Most outputs: the start, every token and the end, so that sending one never waits for a slow client.
-    pub(super) fn most_outputs(&self) -> usize {
+    pub(crate) fn most_outputs(&self) -> usize {
         self.max_tokens.saturating_sub(self.generated.len()).saturating_add(3)
     }
 }
@@ -49,11 +50,12 @@ pub(crate) struct Pace {
     limit: AtomicU64,
     /// The engine met the limit since it was set last.
     held: AtomicBool,
+    raised: Notify,
 }
 
 impl Pace {
     pub(crate) const fn new(limit: u64) -> Self {
-        Self { limit: AtomicU64::new(limit), held: AtomicBool::new(false) }
+        Self { limit: AtomicU64::new(limit), held: AtomicBool::new(false), raised: Notify::const_new() }
     }
 
     /// Whether a request with that many output tokens may compute one more.
@@ -69,9 +71,23 @@ impl Pace {
         generated < self.limit.load(Ordering::SeqCst)
     }
 
+    /// Waits until a request with that many output tokens may compute one more, where no engine thread waits.
+    pub(crate) async fn until_allowed(&self, generated: usize) {
+        loop {
+            // Listens before it looks, so that no raise is missed.
+            let raised = self.raised.notified();
+            if (generated as u64) < self.limit.load(Ordering::SeqCst) {
+                return;
+            }
+            raised.await;
+        }
+    }
+
     /// Let the request go on to `limit` tokens; whether the engine must be woken for it.
     pub(crate) fn raise(&self, limit: u64) -> bool {
-        self.limit.fetch_max(limit, Ordering::SeqCst) < limit && self.held.swap(false, Ordering::SeqCst)
+        let is_new = self.limit.fetch_max(limit, Ordering::SeqCst) < limit;
+        self.raised.notify_waiters();
+        is_new && self.held.swap(false, Ordering::SeqCst)
     }
 }
 

@@ -16,11 +16,11 @@ use kvsp_net::extract::{PathOf, PathSegment as _, RequestBody};
 use kvsp_net::principal::Role;
 use kvsp_net::{Caller, Failure, reply};
 use kvsp_proto::id::ScopeId;
-use kvsp_proto::message::{MapId, OpenContext, ReshardMessage};
+use kvsp_proto::message::{MapId, OpenContext, ReshardAnswer, ReshardMessage};
 use kvsp_proto::path::{self, SESSION_EPOCH_HEADER};
 use kvsp_proto::problem::{Problem, ProblemType};
 
-use super::member;
+use super::{leader, member, prefill};
 use crate::Agent;
 
 /// The routes.
@@ -31,6 +31,8 @@ pub(crate) fn routes() -> Router<Arc<Agent>> {
         .route(&at(path::MAP_ROUTE), get(held).put(open).delete(forget))
         .route(&at(path::MAP_TOKENS_ROUTE), get(tokens::get).put(tokens::put))
         .route(&at(path::MAP_ATTENTION_ROUTE), post(attention::attend))
+        .route(&at(path::MAP_PREFILL_ROUTE), post(prefill::prefill))
+        .route(&at(path::MAP_LENGTH_ROUTE), post(leader::length))
 }
 
 /// `POST reshard`: a plan, a commit or an abort.
@@ -55,13 +57,36 @@ async fn reshard(
         ReshardMessage::Plan(plan) => member::plan(&agent, *plan).await?,
         ReshardMessage::Commit { map, version, attempt, keep } => {
             let keep: Ranges = keep.into_iter().collect();
-            member::commit(&agent, &map, version, attempt, &keep).await?
+            let done = member::commit(&agent, &map, version, attempt, &keep).await;
+            let answer = led(&agent, &map, version, done)?;
+            agent.group.leads.committed(&map, version);
+            answer
         }
         ReshardMessage::Abort { map, version, attempt } => {
-            member::abort(&agent, &map, version, attempt).await?
+            let done = member::abort(&agent, &map, version, attempt).await;
+            let answer = led(&agent, &map, version.saturating_sub(1), done)?;
+            agent.group.leads.aborted(&map, version);
+            answer
         }
     };
     Ok(reply::json(StatusCode::OK, &answer))
+}
+
+/// A decision about a map that this instance leads and is no member of is taken by its leader alone.
+fn led(
+    agent: &Agent,
+    map: &MapId,
+    version: u64,
+    done: Result<ReshardAnswer, Problem>,
+) -> Result<ReshardAnswer, Problem> {
+    match done {
+        Err(problem)
+            if problem.problem_type() == Some(ProblemType::MapUnknown) && agent.group.leads.leads(map) =>
+        {
+            Ok(ReshardAnswer { map: map.clone(), version, prepared: None })
+        }
+        done => done,
+    }
 }
 
 /// `GET maps/{map}` (an extension).
@@ -118,7 +143,7 @@ fn is_director(caller: &Caller) -> bool {
 }
 
 /// Require the scope of a map that is known here.
-fn require_scope_of(agent: &Agent, caller: &Caller, map: &MapId) -> Result<(), Problem> {
+pub(super) fn require_scope_of(agent: &Agent, caller: &Caller, map: &MapId) -> Result<(), Problem> {
     require_scope(caller, agent.group.members.scope(map)?)
 }
 

@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use super::{Phase, Session, SessionCounters};
 use crate::Agent;
 use crate::engine::{EngineRequest, Expectation, Output, Pin, PromptTokens, ScopedKey, SubmitError};
+use crate::group::{self, LeadError, LeadOrder};
 use crate::load::Load;
 
 /// Times that a session is loaded anew, after the engine lost blocks that it cannot compute, before its prompt
@@ -29,10 +30,16 @@ const SOURCE_PATIENCE: Duration = Duration::from_millis(500);
 /// How soon a full queue of the engine is tried again.
 const QUEUE_AGAIN: Duration = Duration::from_millis(20);
 
-/// The engine can take no more requests, for good.
+/// The engine can take the session no more, for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the engine has stopped")]
-pub(super) struct NoEngine;
+pub(super) enum NoEngine {
+    /// It takes nothing any more.
+    #[error("the engine has stopped")]
+    Stopped,
+    /// The session's split context is led by another request.
+    #[error(transparent)]
+    Led(LeadError),
+}
 
 /// Have the engine go on with a session, whatever that needs: its blocks, or its prompt from the front end. Does
 /// not end before the front end has brought what is needed.
@@ -40,6 +47,9 @@ pub(super) async fn acquire(
     agent: Arc<Agent>,
     session: Arc<Session>,
 ) -> Result<mpsc::Receiver<Output>, NoEngine> {
+    if let Some(order) = session.lead_order(false) {
+        return lead(&agent, &session, order).await;
+    }
     let generated = session.with(|state| state.output.tokens().to_vec());
     let facts = &session.facts;
     let keys = keys(&agent, &session, &generated);
@@ -75,7 +85,41 @@ pub(super) async fn acquire(
         match agent.engine.submit(request).await {
             Ok(outputs) => return Ok(outputs),
             Err(SubmitError::QueueFull) => tokio::time::sleep(QUEUE_AGAIN).await,
-            Err(SubmitError::Stopped) => return Err(NoEngine),
+            Err(SubmitError::Stopped) => return Err(NoEngine::Stopped),
+        }
+    }
+}
+
+/// Lead a split context on from what its members hold. What they lack is computed from the tokens, so that the
+/// prompt is needed once something of it is gone that is known by its blocks' keys alone.
+async fn lead(
+    agent: &Arc<Agent>,
+    session: &Arc<Session>,
+    order: LeadOrder,
+) -> Result<mpsc::Receiver<Output>, NoEngine> {
+    let generated = session.with(|state| state.output.tokens().to_vec());
+    let facts = &session.facts;
+    let last_is_known = !facts.prompt_tail.is_empty() || !generated.is_empty();
+    if session.prompt().is_none() && (!last_is_known || session.lost.load(Ordering::Relaxed) > 0) {
+        wait_for_prompt(agent, session).await;
+    }
+    let keyed =
+        || PromptTokens::Keyed { blocks: facts.prompt_blocks.clone(), tail: facts.prompt_tail.clone() };
+    loop {
+        let request = EngineRequest {
+            prompt: session.prompt().map_or_else(keyed, PromptTokens::Known),
+            generated: generated.clone(),
+            max_tokens: facts.max_tokens,
+            sampler: facts.sampler.clone(),
+            first_step: facts.first_step,
+            scope: Some(facts.scope.clone()),
+            request_ref: None,
+            pace: Some(session.pace()),
+        };
+        match group::submit(agent, order.clone(), request) {
+            Ok(outputs) => return Ok(outputs),
+            Err(LeadError::Full) => tokio::time::sleep(QUEUE_AGAIN).await,
+            Err(error @ LeadError::Taken) => return Err(NoEngine::Led(error)),
         }
     }
 }

@@ -194,7 +194,11 @@ impl Driver {
         match output {
             Some(Output::Started { reused }) => {
                 self.session.with(|state| state.reused = reused as u64);
-                if !self.is_recorded {
+                if self.session.facts.map.is_some() {
+                    // Its blocks are its members', by token range; nothing of it is stored under block keys.
+                    self.is_stored = true;
+                    self.session.with(|state| state.output.blocks_stored(now));
+                } else if !self.is_recorded {
                     self.storing = Some(Box::pin(stored::wait(self.agent.clone(), self.session.clone())));
                 }
             }

@@ -107,7 +107,8 @@ fn facts(agent: &Agent, id: Uuid, request: &ResumeRequest) -> Result<Facts, Prob
         return invalid("prompt_tail is as long as a block");
     }
     let prompt_len = prompt_blocks.len().saturating_mul(block_tokens).saturating_add(prompt_tail.len());
-    let context = agent.context();
+    // A split context needs not fit this instance.
+    let context = if request.map.is_some() { agent.engine.info().max_context } else { agent.context() };
     if prompt_len == 0 {
         return invalid("the prompt is empty");
     }
@@ -123,7 +124,8 @@ fn facts(agent: &Agent, id: Uuid, request: &ResumeRequest) -> Result<Facts, Prob
     };
     let wanted = request.continuation.as_ref().and_then(|c| c.get("max_tokens")?.as_u64());
     let wanted = wanted.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
-    let deterministic = state.deterministic && is_deterministic(agent, &sampler);
+    let map = request.map.clone();
+    let deterministic = map.is_none() && state.deterministic && is_deterministic(agent, &sampler);
     Ok(Facts {
         id,
         epoch: request.epoch,
@@ -137,6 +139,7 @@ fn facts(agent: &Agent, id: Uuid, request: &ResumeRequest) -> Result<Facts, Prob
         first_step: state.step.wrapping_sub(checkpoint.output_offset),
         deterministic,
         max_tokens: wanted.min(context - prompt_len),
+        map,
     })
 }
 

@@ -9,6 +9,7 @@ use kvsp_engine::Sampler;
 use kvsp_net::extract::PathSegment;
 use kvsp_net::{Caller, Failure};
 use kvsp_proto::block_key::block_keys;
+use kvsp_proto::message::MapId;
 use kvsp_proto::path::{SESSION_EPOCH_HEADER, SESSION_HEADER};
 use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_proto::uri::BaseUri;
@@ -19,6 +20,7 @@ use super::table::Opened;
 use super::{Facts, Session, SessionCounters, driver, stream};
 use crate::Agent;
 use crate::engine::{EngineRequest, PromptTokens, SubmitError};
+use crate::group;
 
 /// The session that a request is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,12 +58,13 @@ impl SessionHeaders {
     }
 }
 
-/// Begin a session, or connect to it where it is here at that epoch; the answer is its token stream from the
+/// Begin a session, over a split context where `map` is given, or connect to it where it is here at that epoch; the answer is its token stream from the
 /// first token on.
 pub(crate) async fn start(
     agent: &Arc<Agent>,
     caller: &Caller,
     SessionHeaders { session: id, epoch }: SessionHeaders,
+    map: Option<MapId>,
     request: EngineRequest,
 ) -> Result<Response, Failure> {
     if let Some(known) = agent.sessions.at_epoch(id, epoch, false)? {
@@ -71,7 +74,16 @@ pub(crate) async fn start(
     agent.require_active()?;
     let controller = require_controller(agent)?;
     agent.sessions.has_place()?;
-    let facts = facts(agent, caller, id, epoch, &request)?;
+    let facts = facts(agent, caller, (id, epoch), map, &request)?;
+    if let Some(map) = &facts.map {
+        let scope = group::admit(agent, caller, map, facts.prompt_len).await?;
+        if scope != facts.scope.scope_id() {
+            return Err(Failure::new(
+                ProblemType::ScopeDenied,
+                "the map is of another scope than the request",
+            ));
+        }
+    }
     let config = output_config(agent, facts.prompt_len);
     let output = Output::new(config, epoch, Vec::new(), facts.deterministic, false, agent.clock.now());
     let session = Session::new(facts, output);
@@ -85,12 +97,17 @@ async fn begin(
     mut request: EngineRequest,
 ) -> Result<Response, Failure> {
     request.pace = Some(session.pace());
-    let outputs = agent.engine.submit(request).await.map_err(|error| match error {
-        SubmitError::QueueFull => {
-            Problem::new(ProblemType::Overloaded, "the instance's queue is full; try again").retry_after(1)
-        }
-        SubmitError::Stopped => Problem::new(ProblemType::Overloaded, "the engine has stopped"),
-    })?;
+    let outputs = match session.lead_order(true) {
+        Some(order) => group::submit(agent, order, request)
+            .map_err(|error| Problem::new(ProblemType::Overloaded, error.to_string()).retry_after(1))?,
+        None => agent.engine.submit(request).await.map_err(|error| match error {
+            SubmitError::QueueFull => {
+                Problem::new(ProblemType::Overloaded, "the instance's queue is full; try again")
+                    .retry_after(1)
+            }
+            SubmitError::Stopped => Problem::new(ProblemType::Overloaded, "the engine has stopped"),
+        })?,
+    };
     match agent.sessions.open(session, agent.clock.now())? {
         // The same request came twice at once: what the other one began is as good.
         Opened::Known(known) => Ok(stream::answer(known, 0)),
@@ -105,8 +122,8 @@ async fn begin(
 fn facts(
     agent: &Agent,
     caller: &Caller,
-    id: Uuid,
-    epoch: u64,
+    (id, epoch): (Uuid, u64),
+    map: Option<MapId>,
     request: &EngineRequest,
 ) -> Result<Facts, Problem> {
     let (Some(scope), PromptTokens::Known(prompt)) = (&request.scope, &request.prompt) else {
@@ -126,8 +143,9 @@ fn facts(
         prompt_len: prompt.len(),
         sampler: request.sampler.clone(),
         first_step: 0,
-        deterministic: is_deterministic(agent, &request.sampler),
+        deterministic: map.is_none() && is_deterministic(agent, &request.sampler),
         max_tokens: request.max_tokens,
+        map,
     })
 }
 
@@ -136,7 +154,8 @@ pub(super) fn no_scope_key() -> Problem {
     Problem::new(ProblemType::InvalidCheckpoint, "this instance has no key of the session's scope")
 }
 
-/// Whether every instance that may take a session over computes its tokens alike.
+/// Whether every instance that may take a session over computes its tokens alike. How a context is split changes
+/// the rounding, so that sessions over one never are.
 pub(super) fn is_deterministic(agent: &Agent, sampler: &Sampler) -> bool {
     agent.config.equal_hardware && agent.engine.info().batch_invariant && sampler.is_greedy()
 }

@@ -1,0 +1,100 @@
+//! Members and leaders that die; the text does not change.
+
+use kvsp_proto::message::{Needs, PromptRequest};
+
+use crate::oracle::greedy;
+use crate::support::{client, eventually, prompt};
+use crate::team::{Job, Split, Team};
+
+const THREE: Split<'_> = &[(50, 0), (101, 1), (600, 2)];
+
+/// The positions of a member die with it. Another takes them over, and they are computed again from the tokens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_dies_with_a_member_is_computed_again() {
+    let mut team = Team::of(1).await;
+    let killed = team.join_apart().await;
+    team.join().await;
+    let prompt = prompt(9, 150);
+    let job = team.session(1, THREE);
+    let mut told = job.start(&team.instances[0], &prompt, 150).await;
+    told.until(40).await;
+    killed.kill();
+    let pending = team.prepare(&job.map(), 0, &[(80, 0), (600, 2)], &[1]).await;
+    team.commit(pending).await;
+    told.end().await.unwrap();
+    greedy(&prompt, 150).assert_same(&told.tokens, "a member died");
+    let rebuilt = team.instances[0].metric("kvsp_group_tokens_rebuilt_total").await;
+    assert_eq!(rebuilt, 51, "its positions, and no other");
+}
+
+/// The owner of the end dies: output tokens are computed again, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_context_may_die_too() {
+    let mut team = Team::of(2).await;
+    let killed = team.join_apart().await;
+    let prompt = prompt(8, 150);
+    let job = team.session(1, THREE);
+    let mut told = job.start(&team.instances[0], &prompt, 150).await;
+    told.until(70).await;
+    killed.kill();
+    let pending = team.prepare(&job.map(), 0, &[(50, 0), (600, 1)], &[2]).await;
+    team.commit(pending).await;
+    told.end().await.unwrap();
+    greedy(&prompt, 150).assert_same(&told.tokens, "the owner of the end died");
+}
+
+/// A leader of a higher epoch goes on from the checkpoint with what the members hold; the first one ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_leader_fences_the_first() {
+    let team = Team::of(3).await;
+    let prompt = prompt(9, 150);
+    let first = team.session(1, THREE);
+    let mut told = first.start(&team.instances[0], &prompt, 2000).await;
+    told.until(60).await;
+    let checkpoint = team.desk.recorded_to(first.id, 60).await;
+    let before = team.computed().await;
+    let second = Job { epoch: 2, ..first };
+    let (answer, mut gone_on) = second.resume(&team.instances[1], &checkpoint, 250).await;
+    assert_eq!(answer.needs, None);
+    let (done, _) = gone_on.end().await.unwrap();
+    assert_eq!((done.as_str(), gone_on.tokens.len()), ("length", 250));
+    greedy(&prompt, 250).assert_same(&gone_on.tokens, "a second leader");
+    // Of the prompt nothing was computed again, of the output at most what was on its way to its owners.
+    let again = team.computed().await - before;
+    assert!(again <= 33, "{again} tokens computed again");
+    assert_eq!(told.end().await, None, "the first one shows nothing more");
+    team.leads_nothing(0).await;
+}
+
+/// A leader dies with its shard of the prompt: the next one asks for the prompt, and then computes it again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_dies_with_its_shard_is_followed_once_the_prompt_is_known() {
+    let mut team = Team::of(2).await;
+    let killed = team.join_apart().await;
+    let prompt = prompt(9, 150);
+    let first = team.session(1, &[(50, 0), (101, 2), (600, 1)]);
+    let mut told = first.start(&team.instances[2], &prompt, 2000).await;
+    told.until(60).await;
+    killed.kill();
+    let checkpoint = team.desk.recorded_to(first.id, 60).await;
+    let pending = team.prepare(&first.map(), 0, &[(101, 0), (600, 1)], &[2]).await;
+    team.commit(pending).await;
+    let second = Job { epoch: 2, ..first };
+    let (_, mut broken) = second.resume(&team.instances[0], &checkpoint, 150).await;
+    assert_eq!(broken.end().await, None, "it ends where the prompt is needed");
+    let mut stream = eventually("that the prompt is asked for", async || {
+        let stream = client().tokens(&team.base(0), second.id, 0).await.unwrap();
+        (stream.needs == Some(Needs::Prompt)).then_some(stream)
+    })
+    .await;
+    let request = PromptRequest { epoch: 2, tokens: prompt.clone() };
+    client().give_prompt(&team.base(0), second.id, &request).await.unwrap();
+    let mut tokens = Vec::new();
+    while let Some(event) = stream.next().await {
+        if let kvsp_proto::message::TokenEvent::Token { token, .. } = event.unwrap() {
+            tokens.push(token);
+        }
+    }
+    assert_eq!(tokens.len(), 150);
+    greedy(&prompt, 150).assert_same(&tokens, "a leader died with a shard of the prompt");
+}
