@@ -21,7 +21,7 @@ use kvsp_proto::uri::BaseUri;
 pub use ask::{Ask, Asked};
 pub use error::MemberError;
 
-use self::entry::{Entry, Loading, Prepared};
+use self::entry::{Entry, Loading, Prepared, Unopened};
 use super::{Ranges, ranges_of};
 use crate::time::Time;
 
@@ -84,7 +84,7 @@ pub struct Load {
 /// What the opening of a context asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Opened {
-    /// To be freed first.
+    /// To be freed first; of what is reserved again afterwards nothing is held any more.
     pub discard: Ranges,
     /// Positions for which memory is to be there.
     pub reserve: Ranges,
@@ -162,6 +162,7 @@ impl Member {
             state: Loading::Loading,
             ask_at: deadline + self.config.ask_interval,
             asks: 0,
+            unopened: Unopened::default(),
         });
         Ok(Planned::Load(Box::new(Load {
             map: plan.map.clone(),
@@ -172,6 +173,15 @@ impl Member {
             fetch: cut(&plan.fetch, plan.length),
             retained: plan.length.map_or_else(|| retain.clone(), |length| retain.clip(0..length)).tokens(),
         })))
+    }
+
+    /// Something was loaded for a plan from a source whose view ([`HeldView`]) had this epoch before. To be said before
+    /// [`Member::loaded`]: where another leader has taken the context over meanwhile, the next opening discards it.
+    pub fn fetched(&mut self, map: &MapId, to: u64, attempt: Option<u64>, tokens: &Ranges, epoch: u64) {
+        let entry = self.maps.get_mut(map);
+        if let Some(prepared) = entry.and_then(|entry| entry.prepared_for(to, attempt)) {
+            prepared.unopened.add(tokens, epoch);
+        }
     }
 
     /// All that a plan fetches is here: its acknowledgement. From here on only the controller ends it.
@@ -288,7 +298,8 @@ impl Member {
             return Err(MemberError::StaleEpoch { known: entry.epoch });
         }
         let mut discard = Ranges::new();
-        let prepared = entry.prepared.as_ref().filter(|prepared| prepared.plan.to == open.version);
+        let prepared = entry.prepared.as_mut().filter(|prepared| prepared.plan.to == open.version);
+        let at_next = prepared.is_some();
         let expected = match prepared {
             Some(prepared) => &prepared.next,
             None if open.version < entry.version => {
@@ -306,6 +317,11 @@ impl Member {
             return Err(MemberError::Conflict { version: entry.version });
         }
         entry.epoch = open.epoch;
+        discard.extend(entry.unopened.open(open.epoch).iter());
+        if let Some(prepared) = entry.prepared.as_mut().filter(|_| at_next) {
+            discard.extend(prepared.unopened.open(open.epoch).iter());
+        }
+        entry.opened |= !at_next;
         entry.changes = stamp;
         Ok(Opened { discard, reserve: ours, forget_from: open.length })
     }
@@ -353,22 +369,29 @@ impl Member {
         epoch: u64,
     ) -> Result<(), MemberError> {
         let entry = self.fenced(map, epoch)?;
-        let ours = match &entry.prepared {
-            _ if entry.version == version => &entry.owned,
-            Some(prepared) if prepared.plan.to == version => &prepared.next,
+        let (ours, unopened) = match &mut entry.prepared {
+            _ if entry.version == version => (&entry.owned, (!entry.opened).then_some(&mut entry.unopened)),
+            Some(prepared) if prepared.plan.to == version => (&prepared.next, Some(&mut prepared.unopened)),
             _ => return Err(MemberError::Conflict { version: entry.version }),
         };
-        if ours.covers(range) { Ok(()) } else { Err(MemberError::Invalid) }
+        if !ours.covers(range) {
+            return Err(MemberError::Invalid);
+        }
+        if let Some(unopened) = unopened {
+            unopened.add(&Ranges::one(range.clone()), epoch);
+        }
+        Ok(())
     }
 
-    /// What is shown of a map, of which the positions `held` are here in all layers.
+    /// What is shown of a map, of which the positions `held` are here in all layers; its epoch is the one that all of
+    /// them can be relied on in.
     ///
     /// # Errors
     /// [`MemberError::Unknown`].
     pub fn view(&self, map: &MapId, held: &Ranges) -> Result<HeldView, MemberError> {
         let entry = self.maps.get(map).ok_or(MemberError::Unknown)?;
-        let (version, prepared) = (entry.version, entry.ready());
-        Ok(HeldView { map: map.clone(), version, epoch: entry.epoch, held: held.to_wire(), prepared })
+        let (version, epoch, prepared) = (entry.version, entry.content_epoch(), entry.ready());
+        Ok(HeldView { map: map.clone(), version, epoch, held: held.to_wire(), prepared })
     }
 
     /// The answer to a decision that was carried out.
@@ -397,7 +420,7 @@ impl Member {
         self.changes
     }
 
-    fn fenced(&mut self, map: &MapId, epoch: u64) -> Result<&Entry, MemberError> {
+    fn fenced(&mut self, map: &MapId, epoch: u64) -> Result<&mut Entry, MemberError> {
         let entry = self.maps.get_mut(map).ok_or(MemberError::Unknown)?;
         if epoch < entry.epoch {
             return Err(MemberError::StaleEpoch { known: entry.epoch });

@@ -18,6 +18,9 @@ pub(super) struct Entry {
     pub(super) spare: Ranges,
     /// The highest epoch of a leader.
     pub(super) epoch: u64,
+    /// Whether a leader of that epoch has opened the context since the version before was left.
+    pub(super) opened: bool,
+    pub(super) unopened: Unopened,
     pub(super) prepared: Option<Prepared>,
     /// Another number after each thing that happens to the map.
     pub(super) changes: u64,
@@ -33,6 +36,29 @@ pub(super) struct Prepared {
     /// When to ask the controller what became of it.
     pub(super) ask_at: Time,
     pub(super) asks: u32,
+    pub(super) unopened: Unopened,
+}
+
+/// What came here in an epoch without that its leader opened the context here. The tokens behind it may be others in a
+/// later epoch, whose leader cut them off where it opened the context, which was not here.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Unopened {
+    pub(super) ranges: Ranges,
+    /// The lowest epoch of any of it.
+    pub(super) epoch: Option<u64>,
+}
+
+impl Unopened {
+    pub(super) fn add(&mut self, ranges: &Ranges, epoch: u64) {
+        self.ranges = self.ranges.union(ranges);
+        self.epoch = Some(self.epoch.map_or(epoch, |known| known.min(epoch)));
+    }
+
+    /// A leader of this epoch opens the context: what of it cannot be relied on.
+    pub(super) fn open(&mut self, epoch: u64) -> Ranges {
+        let known = std::mem::take(self);
+        if known.epoch.is_some_and(|known| known < epoch) { known.ranges } else { Ranges::new() }
+    }
 }
 
 /// Whether a plan is acknowledged.
@@ -53,7 +79,17 @@ impl Prepared {
 impl Entry {
     /// A map that was not known: what is said of the version that holds is believed.
     pub(super) fn believed(version: u64, owned: Ranges) -> Self {
-        Self { version, attempt: None, owned, spare: Ranges::new(), epoch: 0, prepared: None, changes: 0 }
+        Self {
+            version,
+            attempt: None,
+            owned,
+            spare: Ranges::new(),
+            epoch: 0,
+            opened: false,
+            unopened: Unopened::default(),
+            prepared: None,
+            changes: 0,
+        }
     }
 
     /// All positions for which there is, or may be, memory.
@@ -65,6 +101,11 @@ impl Entry {
     /// What of the next version's ranges is there for its sake alone.
     pub(super) fn fresh(&self, next: &Ranges) -> Ranges {
         next.difference(&self.owned).difference(&self.spare)
+    }
+
+    /// The epoch that what is here can be relied on in.
+    pub(super) fn content_epoch(&self) -> u64 {
+        self.unopened.epoch.map_or(self.epoch, |epoch| epoch.min(self.epoch))
     }
 
     /// The open plan, where it is this one.
@@ -88,6 +129,10 @@ impl Entry {
         self.spare = self.owned.union(&self.spare).difference(&prepared.next);
         self.owned = prepared.next;
         self.version = prepared.plan.to;
+        self.opened = false;
+        if let Some(epoch) = prepared.unopened.epoch {
+            self.unopened.add(&prepared.unopened.ranges, epoch);
+        }
         self.attempt = prepared.plan.attempt;
     }
 

@@ -285,3 +285,37 @@ fn maps_and_strays_are_bounded() {
     member.commit(&leaves.map, 6, None, &Ranges::new()).unwrap();
     assert!(member.plan(&named(2), at(0)).is_ok(), "a map of which nothing is ours makes room");
 }
+
+#[test]
+fn what_came_in_a_former_epoch_is_discarded_by_the_next_leader() {
+    let open = |version, epoch, length| OpenContext {
+        version,
+        epoch,
+        length,
+        shards: vec![
+            Shard { tokens: wire(&[(0, 2)])[0], instance: uri(1) },
+            Shard { tokens: wire(&[(2, 6)])[0], instance: uri(2) },
+            Shard { tokens: wire(&[(6, 8)])[0], instance: uri(1) },
+        ],
+        compat_id: "22".repeat(32).parse().unwrap(),
+        scope_id: "33".repeat(16).parse().unwrap(),
+        session: None,
+    };
+    let mut member = member();
+    member.plan(&plan(4, Some(1)), at(0)).unwrap();
+    member.fetched(&map(), 5, Some(1), &set(&[(6, 8)]), 1);
+    member.loaded(&map(), 5, Some(1)).unwrap();
+    member.commit(&map(), 5, Some(1), &Ranges::new()).unwrap();
+    assert_eq!(member.clone().open(&map(), &open(5, 1, 8)).unwrap().discard, Ranges::new());
+    member.may_store(&map(), 5, &(0..1), 2).unwrap();
+    assert_eq!(member.view(&map(), &set(&[(0, 1)])).unwrap().epoch, 1);
+    let opened = member.open(&map(), &open(5, 3, 8)).unwrap();
+    assert_eq!(opened.discard, set(&[(0, 1), (6, 8)]));
+    assert_eq!(member.open(&map(), &open(5, 3, 8)).unwrap().discard, Ranges::new());
+    member.may_store(&map(), 5, &(0..1), 3).unwrap();
+    assert_eq!(
+        member.open(&map(), &open(5, 4, 8)).unwrap().discard,
+        Ranges::new(),
+        "it was cut where it was open"
+    );
+}
