@@ -51,6 +51,11 @@ pub(crate) struct SchedulerConfig {
 pub(crate) trait HostTier: Send + Sync + 'static {
     /// Whether the host tier has the whole block.
     fn holds(&self, block: &ScopedKey) -> bool;
+
+    /// Whether a load is bringing the block there.
+    fn expects(&self, _block: &ScopedKey) -> bool {
+        false
+    }
 }
 
 /// What a request gets back, in order.
@@ -110,7 +115,7 @@ pub(crate) enum EngineEvent {
     Computed { block: ScopedKey, container: Bytes, wanted: bool },
     /// A block came into or left the pool.
     Device(DeviceChange),
-    /// A request needs a block that the host tier holds.
+    /// A request needs a block that the host tier holds, or that is on its way there.
     Fill { block: ScopedKey, slot: Slot },
 }
 

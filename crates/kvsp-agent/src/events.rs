@@ -38,8 +38,10 @@ pub(crate) async fn run(agent: Arc<Agent>, mut events: mpsc::Receiver<EngineEven
     }
 }
 
-/// Bring a block of the host tier into the engine; where it is gone meanwhile, the slot breaks.
+/// Bring a block of the host tier into the engine, once it is there; where it does not come, or is gone meanwhile,
+/// the slot breaks.
 async fn fill(agent: &Agent, block: ScopedKey, slot: Slot) {
+    agent.coming.over(&block).await;
     let compat = agent.descriptor.compat_id();
     if let Some(container) = agent.blocks.get_local(compat, block.scope, block.key).await {
         agent.fill(slot, &container).await;

@@ -56,6 +56,7 @@ pub(crate) struct Agent {
     lifecycle: lifecycle::Lifecycle,
     links: links::Links,
     directives: prefetch::Directives,
+    coming: load::Coming,
     load_counters: load::LoadCounters,
     status_seq: status::StatusSeq,
     resident: events::Resident,

@@ -4,6 +4,7 @@
 //! with the instance's own descriptor and whose digest is the one that the Replica Record of its source
 //! lists (profile section 5).
 
+mod coming;
 mod counters;
 mod fetch;
 mod layer;
@@ -23,6 +24,8 @@ use kvsp_proto::record::ReplicaRecord;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use coming::Bringing;
+pub(crate) use coming::Coming;
 pub(crate) use counters::LoadCounters;
 
 use crate::Agent;
@@ -40,6 +43,8 @@ pub(crate) struct Load {
     machine: Mutex<Directive>,
     /// Where the layers of a block go in the engine; blocks without a slot go to the host tier alone.
     slots: HashMap<usize, Slot>,
+    /// Blocks that go to the host tier alone, until they are there.
+    bringing: Mutex<HashMap<usize, Bringing>>,
     /// Layers of blocks that are not complete, in the source's codec, from layer 0 up.
     arrived: Mutex<HashMap<usize, Vec<LayerSections>>>,
     cancel: CancellationToken,
@@ -59,7 +64,12 @@ impl Load {
             })
             .collect();
         let body = directive.body();
+        let bringing = body.blocks.iter().zip(expected).enumerate().filter_map(|(index, (block, answer))| {
+            let block = ScopedKey { scope: body.scope_id, key: block.block_key };
+            (*answer == Expectation::NoRoom).then(|| (index, agent.coming.begin(block)))
+        });
         Self {
+            bringing: Mutex::new(bringing.collect()),
             compat: body.compat_id,
             scope: body.scope_id,
             lease_ms: body.lease_ms,
@@ -110,6 +120,7 @@ impl Load {
             }
         }
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.bringing.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let status = self.status();
         self.agent.load_counters.ended(&status);
         tracing::info!(
@@ -183,6 +194,7 @@ impl Load {
             let _ = self.agent.engine.end_load(*slot).await;
         }
         self.agent.report_residency(ScopedKey { scope: self.scope, key });
+        self.bringing.lock().unwrap_or_else(PoisonError::into_inner).remove(&index);
         match placed {
             Ok(_) => self.with(|d| d.block_loaded(index)),
             // Without room in the host tier the block is still of use where the engine has it.

@@ -24,7 +24,7 @@ use crate::engine::{EngineHandle, EngineSource, EngineThread, HostTier, Schedule
 use crate::group::{self, Group};
 use crate::lifecycle::Lifecycle;
 use crate::links::Links;
-use crate::load::LoadCounters;
+use crate::load::{Coming, LoadCounters};
 use crate::prefetch::Directives;
 use crate::session::{self, Sessions};
 use crate::status::StatusSeq;
@@ -54,12 +54,17 @@ pub struct AgentParts<E> {
 /// The host tier as the engine thread asks for it.
 struct Host {
     blocks: Arc<BlockService>,
+    coming: Coming,
     compat: kvsp_proto::id::CompatId,
 }
 
 impl HostTier for Host {
     fn holds(&self, block: &ScopedKey) -> bool {
         self.blocks.contains(self.compat, block.scope, block.key)
+    }
+
+    fn expects(&self, block: &ScopedKey) -> bool {
+        self.coming.has(block)
     }
 }
 
@@ -87,7 +92,9 @@ pub async fn serve<E: Engine>(
     let blocks =
         BlockService::open(parts.blocks, bound.base(), "instance", deps).await.map_err(ServeError::setup)?;
     blocks.register_descriptor(descriptor.as_ref().clone()).map_err(ServeError::setup)?;
-    let host = Arc::new(Host { blocks: blocks.clone(), compat: descriptor.compat_id() });
+    let coming = Coming::default();
+    let host =
+        Arc::new(Host { blocks: blocks.clone(), coming: coming.clone(), compat: descriptor.compat_id() });
     let scheduling = SchedulerConfig {
         max_running: config.max_running.max(1),
         max_queued: config.max_queued,
@@ -120,6 +127,7 @@ pub async fn serve<E: Engine>(
         lifecycle: Lifecycle::new(config.sleep_wish()),
         links: Links::new(config.link_mbit_per_s),
         directives: Directives::new(config.max_directives, config.directive_history),
+        coming,
         load_counters: LoadCounters::default(),
         status_seq: StatusSeq::default(),
         resident: events::Resident::default(),

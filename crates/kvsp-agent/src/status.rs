@@ -25,7 +25,8 @@ impl Agent {
     pub(crate) fn status(&self) -> InstanceStatus {
         let now = self.clock.now();
         self.lifecycle.settle(self.is_idle());
-        self.lifecycle.observe(self.load(), now);
+        // Whoever holds a part of a context is at work, also between two steps of its generation.
+        self.lifecycle.observe(if self.has_contexts() { u64::MAX } else { self.load() }, now);
         let gauges = self.engine.gauges();
         let service = gauges.mean_service_us.get();
         InstanceStatus {
@@ -61,7 +62,12 @@ impl Agent {
 
     /// Whether nothing runs and nothing waits, no session either, and no split context relies on this instance.
     pub(crate) fn is_idle(&self) -> bool {
-        self.load() == 0 && Gauges::read(&self.engine.gauges().context_pages) == 0 && self.group.is_idle()
+        self.load() == 0 && !self.has_contexts()
+    }
+
+    /// Whether a split context relies on this instance.
+    fn has_contexts(&self) -> bool {
+        Gauges::read(&self.engine.gauges().context_pages) > 0 || !self.group.is_idle()
     }
 }
 

@@ -1,15 +1,17 @@
 //! Instances whose engine is still being built: there, active, loading blocks, and answering later.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvsp_agent::EngineSource;
 use kvsp_net::auth::Development;
 use kvsp_proto::message::DirectiveState;
+use kvsp_testkit::{Behaviour, Hostile};
 use serde_json::json;
 use tokio::sync::oneshot;
 
 use crate::states::state;
-use crate::support::{Ask, Index, Instance, PATIENCE, Setup, eventually, prompt, send};
+use crate::support::{Ask, Index, Instance, PATIENCE, Setup, client, ended, eventually, prompt, send};
 
 /// An instance whose engine is built once [`Starting::build`] says so.
 struct Starting {
@@ -82,6 +84,50 @@ async fn a_prefetch_overlaps_the_start_and_the_request_that_waited_reuses_it() {
     );
     let status = send(&instance.base, "GET", "status", "").await.json();
     assert_eq!(status["queued"], 0);
+}
+
+/// The engine is there before the blocks are: the request waits for them and computes none of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_still_on_its_way_when_the_engine_comes_is_waited_for() {
+    let index = Index::start().await;
+    let source = Instance::start(Setup::at(&index)).await;
+    let tokens = prompt(1, 70);
+    let ask = Ask::new(&tokens, 8);
+    let told = source.ask(&ask).await;
+    let hostile = Hostile::start(&source.prefix(&tokens).await).await;
+    index.record(&source.prefix(&tokens).await, hostile.base()).await;
+    hostile.behave(Behaviour::Slow { piece: 2048, pause: Duration::from_millis(40) });
+
+    let starting = Starting::new(Setup::at(&index)).await;
+    let directive = starting.instance.directive(&source.keys(&tokens), &[hostile.base()], 30_000);
+    let directive = starting.instance.order(&directive).await;
+    let instance = starting.build().await;
+    let pending = client().directive_status(&directive).await.unwrap();
+    assert_eq!(pending.state, DirectiveState::Pending, "the source is too fast for this test");
+    let reply = instance.ask(&ask).await;
+    assert_eq!((reply.text, reply.cached), (told.text, 64));
+    assert_eq!(ended(&directive).await.state, DirectiveState::Complete);
+}
+
+/// Blocks that do not come are computed, once the directive is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_never_comes_is_computed() {
+    let index = Index::start().await;
+    let source = Instance::start(Setup::at(&index)).await;
+    let tokens = prompt(1, 70);
+    let ask = Ask::new(&tokens, 8);
+    let told = source.ask(&ask).await;
+    let hostile = Hostile::start(&source.prefix(&tokens).await).await;
+    index.record(&source.prefix(&tokens).await, hostile.base()).await;
+    hostile.behave(Behaviour::HangInBody);
+
+    let starting = Starting::new(Setup::at(&index)).await;
+    let directive = starting.instance.directive(&source.keys(&tokens), &[hostile.base()], 2_000);
+    let directive = starting.instance.order(&directive).await;
+    let instance = starting.build().await;
+    let reply = instance.ask(&ask).await;
+    assert_eq!((reply.text, reply.cached), (told.text, 0));
+    assert_ne!(ended(&directive).await.state, DirectiveState::Complete);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -114,7 +114,7 @@ impl<E: Engine> Scheduler<E> {
             let Some(block) = sequence.block(index) else { break };
             let page = match self.pages.find(&block) {
                 Some(page) => page,
-                None if self.host.holds(&block) => {
+                None if self.host.holds(&block) || self.host.expects(&block) => {
                     let must = index < sequence.unknown;
                     let slot = loop {
                         match self.pages.begin_load(block) {
