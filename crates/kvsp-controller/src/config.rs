@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use kvsp_core::instances::InstancesConfig;
 use kvsp_core::placement::DirectiveBounds;
-use kvsp_proto::message::Limits;
+use kvsp_core::reshard::MapsConfig;
+use kvsp_proto::message::{Limits, MAX_RESHARD_MS};
 use kvsp_proto::uri::BaseUri;
 use serde::Deserialize;
 
@@ -104,6 +105,14 @@ impl ControllerConfig {
             min_active: self.min_active,
             sleep_max_load: self.sleep_max_load,
             ..InstancesConfig::default()
+        }
+    }
+
+    pub(crate) fn maps(&self) -> MapsConfig {
+        MapsConfig {
+            max_instances: self.max_instances,
+            deadline_ms: self.groups.deadline_ms.clamp(1, MAX_RESHARD_MS),
+            ..MapsConfig::default()
         }
     }
 

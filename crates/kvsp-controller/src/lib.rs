@@ -16,6 +16,7 @@
 mod config;
 mod knowledge;
 mod lifecycle;
+mod maps;
 mod metrics;
 mod place;
 mod routes;

@@ -99,6 +99,7 @@ impl ControllerService {
         let (instance, epoch) = (status.instance.clone(), status.epoch);
         let ttl_ms = status.ttl_ms.min(self.config.max_ttl_ms);
         let compats = status.compat_ids.clone();
+        let kv_utilization = status.kv_utilization;
         let accepted = {
             let mut instances = self.instances();
             let accepted = instances.report(status, self.now())?;
@@ -115,6 +116,8 @@ impl ControllerService {
                 sessions.hand_over(&instance, now);
             }
         });
+        self.with_maps(|maps, now| maps.instance_reported(&instance, epoch, ttl_ms, now));
+        self.member_reported(&instance, state, kv_utilization);
         if fresh {
             self.has_started(|compat| compats.as_ref().is_none_or(|ids| ids.contains(&compat)));
         }
@@ -144,6 +147,9 @@ impl ControllerService {
         }
         if self.instances().migrates(instance) {
             self.with_every_session(|sessions, now| sessions.hand_over(instance, now));
+        }
+        if state == InstanceState::Draining {
+            self.maps_without(instance);
         }
         let taken = self.tell(instance, state).await;
         self.metrics.count(&self.instances());
@@ -208,7 +214,7 @@ impl ControllerService {
             status: held.status,
             wanted: Some(held.wanted),
             sessions: Some(sessions),
-            shards: None,
+            shards: Some(self.maps_at(instance)),
         })
     }
 
@@ -218,9 +224,9 @@ impl ControllerService {
         let sessions = self.sessions_by_host();
         let view = |held: kvsp_core::instances::HeldInstance| InstanceView {
             sessions: Some(sessions.get(&held.status.instance).copied().unwrap_or(0)),
+            shards: Some(self.maps_at(&held.status.instance)),
             status: held.status,
             wanted: Some(held.wanted),
-            shards: None,
         };
         held.into_iter().map(view).collect()
     }

@@ -7,15 +7,20 @@ mod codec;
 mod groups;
 mod tell;
 
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvsp_core::reshard::{Change, Effect, MapError, Maps, NewMap, Outcome, Row, Ticket};
+use kvsp_core::reshard::{
+    Change, Decision, Effect, MapError, Maps, MapsConfig, NewMap, Outcome, Row, Ticket,
+};
 use kvsp_core::time::Time;
 use kvsp_net::Failure;
 use kvsp_proto::id::ScopeId;
 use kvsp_proto::message::{MapCreate, MapId, MapList, MapView, ReshardRequest};
 use kvsp_proto::problem::{Problem, ProblemType};
+use kvsp_proto::uri::BaseUri;
 use kvsp_store::state::{GroupCommit, StateError};
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::Instant;
@@ -69,23 +74,25 @@ pub(crate) struct MapTable {
     changed: Notify,
     calls: Semaphore,
     plans: Semaphore,
+    /// Whether there is any map, so that sessions without one need not ask.
+    any: AtomicBool,
 }
 
 impl MapTable {
     /// The maps that were recorded.
-    pub(crate) fn new(
-        config: kvsp_core::reshard::MapsConfig,
-        commits: GroupCommit,
-        restored: Vec<Row>,
-        now: Time,
-    ) -> Self {
+    pub(crate) fn new(config: MapsConfig, commits: GroupCommit, restored: Vec<Row>, now: Time) -> Self {
         Self {
+            any: AtomicBool::new(!restored.is_empty()),
             machine: Mutex::new(Maps::restore(config, restored, now)),
             commits,
             changed: Notify::new(),
             calls: Semaphore::new(MAX_CALLS),
             plans: Semaphore::new(MAX_PLANS),
         }
+    }
+
+    fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, Maps> {
@@ -113,7 +120,19 @@ impl ControllerService {
             shards: create.shards,
             leader,
         };
-        self.change_map(|maps, now| maps.create(new.clone(), now)).await
+        let mut created = false;
+        let view = self
+            .change_map(|maps, now| {
+                let outcome = maps.create(new.clone(), now);
+                created = matches!(outcome, Ok(Outcome::Persist { .. }));
+                outcome
+            })
+            .await?;
+        if let Some(session) = new.session {
+            // It may have ended or moved meanwhile, when nobody knew that it has a map.
+            self.session_changed(session);
+        }
+        Ok((created, view))
     }
 
     /// Begins to split a map anew.
@@ -125,7 +144,8 @@ impl ControllerService {
         map: &MapId,
         request: ReshardRequest,
     ) -> Result<MapView, Unmade> {
-        self.change_map(|maps, now| maps.reshard(map, &request, now)).await
+        let ReshardRequest { from, shards, deadline_ms } = request;
+        self.change_map(|maps, now| maps.reshard(map, from, shards.clone(), deadline_ms, now)).await
     }
 
     /// Ends a map.
@@ -149,9 +169,19 @@ impl ControllerService {
         self.maps.lock().list(limit, |row| shown(row.scope_id))
     }
 
+    /// In how many maps an instance has a part.
+    pub(crate) fn maps_at(&self, instance: &BaseUri) -> u64 {
+        if self.maps.any() { self.maps.lock().of_instance(instance).len() as u64 } else { 0 }
+    }
+
     /// Looks at the clock, and counts maps for the metrics.
     pub(crate) fn tick_maps(self: &Arc<Self>) {
-        self.with_maps(Maps::tick);
+        let (all, restless) = self.with_maps(|maps, now| {
+            maps.tick(now);
+            maps.count()
+        });
+        self.metrics.maps.count("settled", all - restless);
+        self.metrics.maps.count("changing", restless);
     }
 
     /// Tells the machine something, and has done what follows.
@@ -161,6 +191,7 @@ impl ControllerService {
             let mut maps = self.maps.lock();
             let answer = work(&mut maps, self.now());
             effects.extend(std::iter::from_fn(|| maps.poll_effect()));
+            self.maps.any.store(!maps.list(1, |_| true).maps.is_empty(), Ordering::Relaxed);
             answer
         };
         effects.into_iter().for_each(|effect| self.do_of_maps(effect));
@@ -174,7 +205,7 @@ impl ControllerService {
     ) -> Result<T, Unmade> {
         let deadline = Instant::now() + BUSY_WAIT;
         loop {
-            let mut changed = std::pin::pin!(self.maps.changed.notified());
+            let mut changed = pin!(self.maps.changed.notified());
             // Before the map is looked at, so that no change falls between the two.
             changed.as_mut().enable();
             match self.with_maps(&mut ask)? {
@@ -199,12 +230,15 @@ impl ControllerService {
     /// Writes a change in a task of its own: a request that goes away leaves it to be written.
     fn write_map(self: &Arc<Self>, ticket: Ticket, change: Change, told: Option<oneshot::Sender<bool>>) {
         let service = Arc::clone(self);
-        self.go_on(async move {
+        self.sessions.spawn(async move {
             let written = service.commit_map(&change).await;
             if let Err(error) = &written {
                 tracing::error!(%error, "a shard map cannot be recorded");
             }
             let is_written = written.is_ok();
+            if is_written {
+                service.note_decision(&change);
+            }
             service.with_maps(|maps, now| {
                 if is_written { maps.persisted(ticket, now) } else { maps.persist_failed(ticket, now) }
             });
@@ -223,6 +257,23 @@ impl ControllerService {
         self.maps.commits.commit(vec![row]).await
     }
 
+    fn note_decision(&self, change: &Change) {
+        let Change::Row(row) = change else { return };
+        let Some(plan) = row.plan.as_ref().filter(|_| !row.ended) else { return };
+        let (map, to) = (&row.map, plan.to);
+        match plan.decision {
+            None => tracing::info!(%map, to, "a change of a shard map begins"),
+            Some(Decision::Commit) => {
+                tracing::info!(%map, to, "committed");
+                self.metrics.maps.decided("committed");
+            }
+            Some(Decision::Abort) => {
+                tracing::warn!(%map, to, "aborted");
+                self.metrics.maps.decided("aborted");
+            }
+        }
+    }
+
     fn do_of_maps(self: &Arc<Self>, effect: Effect) {
         match effect {
             Effect::Persist { ticket, change } => self.write_map(ticket, change, None),
@@ -231,7 +282,7 @@ impl ControllerService {
                 self.go_on(Arc::clone(self).ask_length(sent, version, request));
             }
             Effect::Forget(sent) => self.go_on(Arc::clone(self).have_forgotten(sent)),
-            Effect::Regroup { map, lost } => self.regroup(&map, &lost),
+            Effect::Regroup { map, lost } => self.regroup(&map, lost),
             Effect::Changed(_) => self.maps.changed.notify_waiters(),
         }
     }

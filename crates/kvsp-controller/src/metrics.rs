@@ -1,5 +1,6 @@
 //! What the Placement Controller counts.
 
+mod maps;
 mod sessions;
 
 use kvsp_core::instances::Instances;
@@ -10,6 +11,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
+pub(crate) use maps::MapMetrics;
 pub(crate) use sessions::SessionMetrics;
 
 /// How a placement ended.
@@ -78,6 +80,7 @@ pub(crate) struct ControllerMetrics {
     wakes: Family<Label, Counter>,
     starts: Family<Label, Counter>,
     pub(crate) sessions: SessionMetrics,
+    pub(crate) maps: MapMetrics,
 }
 
 impl ControllerMetrics {
@@ -88,6 +91,7 @@ impl ControllerMetrics {
             wakes: Family::default(),
             starts: Family::default(),
             sessions: SessionMetrics::new(metrics),
+            maps: MapMetrics::new(metrics),
         };
         metrics.register("controller_placements", "Placements by outcome", own.placements.clone());
         metrics.register("controller_instances", "Instances by state", own.instances.clone());

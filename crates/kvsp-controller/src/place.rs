@@ -60,7 +60,12 @@ impl ControllerService {
         let Some(best) = weighed.best() else { return Err(self.no_capacity()) };
         self.instances().placed(best.instance());
         let request_ref = request.request_ref.take().unwrap_or_else(|| self.random.uuid().to_string());
-        let directive = self.directive(&request, &request_ref, best, weighed.known.prefix.as_ref());
+        let split = self.split_of(&request, &weighed);
+        // A context that is split is computed by the group from its tokens, whatever is cached.
+        let directive = match &split {
+            Some(_) => None,
+            None => self.directive(&request, &request_ref, best, weighed.known.prefix.as_ref()),
+        };
         let prefetch = async {
             match directive {
                 Some(directive) => self.send(best, &directive).await,
@@ -73,14 +78,15 @@ impl ControllerService {
             }
         };
         let session = async {
-            if request.session {
-                self.begin(request, best.instance(), owner).await.map(Some)
-            } else {
-                Ok(None)
+            if !request.session {
+                return Ok((None, None));
             }
+            let session = self.begin(request, best.instance(), owner).await?;
+            let map = self.split(session.session, split).await;
+            Ok::<_, Problem>((Some(session), map))
         };
         let (prefetch, session) = tokio::join!(prefetch, session);
-        let session = session?;
+        let (session, map) = session?;
         Ok(PlacementAnswer {
             instance: best.instance().clone(),
             request_ref,
@@ -88,7 +94,7 @@ impl ControllerService {
             cost_us: best.candidate.cost_us,
             candidates: weighed.ranked.into_iter().map(|ranked| ranked.candidate).collect(),
             prefetch,
-            map: None,
+            map,
         })
     }
 

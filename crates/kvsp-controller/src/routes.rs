@@ -3,6 +3,7 @@
 mod checkpoints;
 mod descriptors;
 mod instances;
+mod maps;
 mod placements;
 mod sessions;
 mod shortcut;
@@ -36,5 +37,8 @@ pub(crate) fn router(service: Arc<ControllerService>) -> Router {
         )
         .route(&at(path::SESSION_CONTINUATION_ROUTE), get(sessions::continuation))
         .route(&at(path::SESSION_FAILOVER_ROUTE), post(sessions::failover))
+        .route(&at(path::MAPS), get(maps::list))
+        .route(&at(path::MAP_ROUTE), put(maps::put).get(maps::get).delete(maps::delete))
+        .route(&at(path::MAP_RESHARD_ROUTE), post(maps::reshard))
         .with_state(service)
 }

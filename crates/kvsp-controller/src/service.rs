@@ -8,6 +8,7 @@ use axum::Router;
 use kvsp_client::Client;
 use kvsp_core::descriptors::Descriptors;
 use kvsp_core::instances::Instances;
+use kvsp_core::reshard::Row;
 use kvsp_core::time::Time;
 use kvsp_net::clock::Clock;
 use kvsp_net::metrics::Metrics;
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::ControllerConfig;
 use crate::knowledge::Unknown;
 use crate::lifecycle::{Lifecycle, RestoredInstances};
+use crate::maps::MapTable;
 use crate::metrics::ControllerMetrics;
 use crate::routes;
 use crate::sessions::{Keeper, Restored, SessionTable, State, StateOpenError};
@@ -53,6 +55,7 @@ pub(crate) struct ControllerService {
     pub(crate) random: Arc<dyn Random>,
     pub(crate) sessions: SessionTable,
     pub(crate) lifecycle: Lifecycle,
+    pub(crate) maps: MapTable,
     clock: Arc<dyn Clock>,
     instances: Mutex<Instances>,
     descriptors: Mutex<Descriptors>,
@@ -66,8 +69,8 @@ impl ControllerService {
     /// # Errors
     /// [`StateOpenError`].
     pub(crate) fn open(config: ControllerConfig, deps: &Deps) -> Result<(Arc<Self>, Keeper), StateOpenError> {
-        let State { commits, sessions, instances, keeper } = State::open(&config)?;
-        Ok((Self::new(config, deps, commits, sessions, instances), keeper))
+        let State { commits, sessions, instances, maps, keeper } = State::open(&config)?;
+        Ok((Self::new(config, deps, commits, sessions, instances, maps), keeper))
     }
 
     /// A service that records by `commits`, and knows what was recorded.
@@ -77,10 +80,12 @@ impl ControllerService {
         commits: GroupCommit,
         sessions: Vec<Restored>,
         instances: RestoredInstances,
+        maps: Vec<Row>,
     ) -> Arc<Self> {
         let instances = Instances::restore(config.instances(), instances, deps.clock.now());
         Arc::new(Self {
             lifecycle: Lifecycle::new(&config, commits.clone()),
+            maps: MapTable::new(config.maps(), commits.clone(), maps, deps.clock.now()),
             sessions: SessionTable::new(&config.sessions, commits, sessions, deps.clock.now()),
             limits: config.limits(),
             metrics: ControllerMetrics::new(&deps.metrics),
@@ -103,7 +108,7 @@ impl ControllerService {
     /// What `GET {base}` tells of it.
     #[must_use]
     pub(crate) fn facts(&self) -> ServiceFacts {
-        let extensions = vec!["checkpoint-append", "session-failover", "session-continuation"];
+        let extensions = vec!["checkpoint-append", "session-failover", "session-continuation", "shard-maps"];
         ServiceFacts { roles: vec!["controller"], extensions, limits: self.limits }
     }
 
@@ -112,12 +117,15 @@ impl ControllerService {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         let mut tick = 0_usize;
+        self.follow_sessions();
         while stop.run_until_cancelled(ticks.tick()).await.is_some() {
             for failed in self.failed_instances() {
                 tracing::warn!(instance = %failed, "failed: its status expired");
                 self.with_every_session(|sessions, now| sessions.instance_failed(&failed, now));
+                self.with_maps(|maps, now| maps.instance_failed(&failed, now));
             }
             self.tick_sessions();
+            self.tick_maps();
             self.count_sessions(tick);
             tick = tick.wrapping_add(1);
         }

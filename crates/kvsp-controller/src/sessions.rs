@@ -335,7 +335,10 @@ impl ControllerService {
     /// Has an effect done; nothing of it is waited for.
     fn carry_out(self: &Arc<Self>, shard: usize, effect: Effect) {
         match effect {
-            Effect::Changed(session) => self.sessions.waits.changed(session),
+            Effect::Changed(session) => {
+                self.sessions.waits.changed(session);
+                self.session_changed(session);
+            }
             Effect::Persist { ticket, changes } => self.persist(shard, ticket, &changes),
             Effect::Place(place) => self.go_on(Arc::clone(self).find_instance(*place)),
             Effect::Resume { session, instance, request } => {

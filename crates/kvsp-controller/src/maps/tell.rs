@@ -24,9 +24,7 @@ impl ControllerService {
     /// Tells a member something and hands its answer to the machine.
     pub(super) async fn tell_member(self: Arc<Self>, sent: Sent, message: Box<ReshardMessage>) {
         let (kind, timeout, room) = match &*message {
-            ReshardMessage::Plan(plan) => {
-                ("plan", Duration::from_millis(plan.deadline_ms), &self.maps.plans)
-            }
+            ReshardMessage::Plan(plan) => ("plan", Duration::from_millis(plan.deadline_ms), &self.maps.plans),
             ReshardMessage::Commit { .. } => ("commit", TIMEOUT, &self.maps.calls),
             ReshardMessage::Abort { .. } => ("abort", TIMEOUT, &self.maps.calls),
         };
@@ -53,8 +51,10 @@ impl ControllerService {
                 let (map, leader) = (&sent.map, &sent.instance);
                 tracing::debug!(%map, %leader, %error, "the leader did not tell the length of the context");
                 match answer_of(Err(error)) {
-                    Answer::Refused(status) if status != 429 && status < 500 => LengthOutcome::NotLed,
-                    _ => LengthOutcome::Unreachable,
+                    Answer::Unreachable => LengthOutcome::Unreachable,
+                    Answer::Refused(429 | 500 | 502..) => LengthOutcome::Unreachable,
+                    // 501 among them: it knows nothing of groups that compute.
+                    Answer::Refused(_) | Answer::Ok => LengthOutcome::NotLed,
                 }
             }
         };
@@ -83,6 +83,8 @@ fn answer_of(told: Result<(), ClientError>) -> Answer {
         Err(ClientError::Denied(_) | ClientError::NotHttp | ClientError::Https { .. }) => {
             Answer::Refused(403)
         }
-        Err(_) => Answer::Unreachable,
+        Err(error) if error.is_unreachable() => Answer::Unreachable,
+        // It answered something else than the protocol has: 405 of a kind, where it was asked what is an extension.
+        Err(_) => Answer::Refused(501),
     }
 }

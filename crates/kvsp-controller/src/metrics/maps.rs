@@ -1,18 +1,27 @@
 //! What is counted of shard maps.
 
+use kvsp_core::reshard::Answer;
 use kvsp_net::metrics::Metrics;
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
 use super::Label;
 
+/// Something that a member was told, and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Told {
+    what: &'static str,
+    outcome: &'static str,
+}
+
 /// The metrics of the shard maps of one Placement Controller.
 #[derive(Debug)]
 pub(crate) struct MapMetrics {
     maps: Family<Label, Gauge>,
     reshards: Family<Label, Counter>,
-    told: Family<Label, Counter>,
+    told: Family<Told, Counter>,
 }
 
 impl MapMetrics {
@@ -39,8 +48,13 @@ impl MapMetrics {
         self.reshards.get_or_create(&Label("outcome", outcome)).inc();
     }
 
-    /// A member answered, or did not.
-    pub(crate) fn told(&self, outcome: &'static str) {
-        self.told.get_or_create(&Label("outcome", outcome)).inc();
+    /// What became of something that a member was told.
+    pub(crate) fn told(&self, what: &'static str, answer: Answer) {
+        let outcome = match answer {
+            Answer::Ok => "taken",
+            Answer::Refused(_) => "refused",
+            Answer::Unreachable => "unreachable",
+        };
+        self.told.get_or_create(&Told { what, outcome }).inc();
     }
 }

@@ -41,7 +41,7 @@ pub(super) async fn put(
     let recorded = service
         .record(session, |sessions, now| sessions.checkpoint(session, &checkpoint, block_tokens, now))
         .await;
-    answer(&service, recorded)
+    answer(&service, session, recorded)
 }
 
 pub(super) async fn patch(
@@ -56,7 +56,7 @@ pub(super) async fn patch(
         .map_err(|error| error.into_problem(ProblemType::InvalidCheckpoint))?;
     sender.require_current(&service, session, append.epoch)?;
     let recorded = service.record(session, |sessions, now| sessions.append(session, &append, now)).await;
-    answer(&service, recorded)
+    answer(&service, session, recorded)
 }
 
 pub(super) async fn get(
@@ -75,11 +75,16 @@ pub(super) async fn get(
 }
 
 fn answer(
-    service: &ControllerService,
+    service: &Arc<ControllerService>,
+    session: Uuid,
     recorded: Result<SessionAck, Unrecorded>,
 ) -> Result<Response, Failure> {
     service.metrics.sessions.checkpoint(recorded.as_ref().err());
-    Ok(reply::json(StatusCode::OK, &recorded?))
+    let recorded = recorded?;
+    if recorded.output_offset > 0 {
+        service.output_recorded(session);
+    }
+    Ok(reply::json(StatusCode::OK, &recorded))
 }
 
 /// Who sends a checkpoint.

@@ -26,7 +26,7 @@ const CHANGERS: [Role; 3] = [Role::Client, Role::Controller, Role::Admin];
 
 /// Octets that the instances' URIs of a map may have together: what is recorded of a map is one row of the store, and
 /// each URI is in it up to six times while a change is under way.
-const MAX_URI_OCTETS: usize = 128 << 10;
+const MAX_URI_OCTETS: usize = 96 << 10;
 
 pub(super) async fn put(
     State(service): Service,
@@ -95,11 +95,7 @@ pub(super) async fn delete(
 }
 
 /// Whether there is such a map is found out in its turn.
-fn require_changer(
-    service: &Arc<ControllerService>,
-    caller: &Principal,
-    map: &MapId,
-) -> Result<(), Problem> {
+fn require_changer(service: &Arc<ControllerService>, caller: &Principal, map: &MapId) -> Result<(), Problem> {
     let Ok(MapView { scope_id, session, .. }) = service.view_map(map) else { return Ok(()) };
     caller.require_scope(scope_id)?;
     session.map_or(Ok(()), |session| require_owner(service, caller, session))
@@ -109,7 +105,8 @@ fn require_changer(
 fn require_allowed(service: &ControllerService, shards: &[Shard]) -> Result<(), Problem> {
     let octets: usize = shards.iter().map(|shard| shard.instance.as_str().len()).sum();
     if octets > MAX_URI_OCTETS {
-        let detail = format!("the URIs of the shards have {octets} octets, over the limit of {MAX_URI_OCTETS}");
+        let detail =
+            format!("the URIs of the shards have {octets} octets, over the limit of {MAX_URI_OCTETS}");
         return Err(Problem::new(ProblemType::LimitExceeded, detail).with("limit", MAX_URI_OCTETS));
     }
     let instances: BTreeSet<&BaseUri> = shards.iter().map(|shard| &shard.instance).collect();

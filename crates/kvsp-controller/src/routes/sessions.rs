@@ -32,7 +32,7 @@ pub(super) async fn list(
     uri: Uri,
 ) -> Result<Response, Failure> {
     caller.require_role(&Role::ALL)?;
-    let limit = number(&query(&uri)?, "limit")?.unwrap_or(LISTED).min(MAX_LISTED) as usize;
+    let limit = list_limit(&query(&uri)?)?;
     let owner = (!caller.has_role(Role::Admin)).then(|| caller.name());
     Ok(reply::json(StatusCode::OK, &service.list_sessions(owner, limit)))
 }
@@ -108,6 +108,11 @@ pub(super) fn require_owner(
         return Ok(());
     }
     Err(Problem::blank(403, "the session is another principal's"))
+}
+
+/// How many of a list are wanted.
+pub(super) fn list_limit(query: &[(String, String)]) -> Result<usize, Failure> {
+    Ok(number(query, "limit")?.unwrap_or(LISTED).min(MAX_LISTED) as usize)
 }
 
 /// The unsigned number of a parameter that is given at most once.

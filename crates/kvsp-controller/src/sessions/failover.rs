@@ -61,9 +61,10 @@ impl ControllerService {
         self: Arc<Self>,
         session: Uuid,
         instance: BaseUri,
-        request: Box<ResumeRequest>,
+        mut request: Box<ResumeRequest>,
     ) {
         let epoch = request.epoch;
+        request.map = self.map_of(session);
         let client = self.client.with_timeout(self.config.sessions.attempt_timeout());
         let outcome = match client.resume(&instance, session, &request).await {
             Ok(answer) => {

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kvsp_core::reshard::Row;
 use kvsp_store::state::{
     GroupBounds, GroupCommit, GroupThread, RedbConfig, StateError, StateStore, open_sealed,
 };
@@ -14,6 +15,7 @@ use tempfile::TempDir;
 use super::codec::{RestoreError, Restored, restore};
 use crate::config::ControllerConfig;
 use crate::lifecycle::{self, RestoredInstances};
+use crate::maps;
 
 /// The sessions cannot be read; the controller does not start without them.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +34,8 @@ enum Why {
     Restore(#[from] RestoreError),
     #[error(transparent)]
     Instances(#[from] lifecycle::RestoreError),
+    #[error(transparent)]
+    Maps(#[from] maps::RestoreError),
     #[error("there is no temporary folder: {0}")]
     Temporary(#[source] io::Error),
     #[error("the store's thread cannot start: {0}")]
@@ -52,6 +56,7 @@ pub(crate) struct State {
     pub(crate) commits: GroupCommit,
     pub(crate) sessions: Vec<Restored>,
     pub(crate) instances: RestoredInstances,
+    pub(crate) maps: Vec<Row>,
     pub(crate) keeper: Keeper,
 }
 
@@ -89,15 +94,17 @@ impl State {
         let store: Arc<dyn StateStore> = Arc::new(open_sealed(folder, key, RedbConfig::default())?);
         let sessions = restore(store.as_ref())?;
         let instances = lifecycle::restore(store.as_ref())?;
-        let (sessions_found, instances_found) = (sessions.len(), instances.len());
+        let maps = maps::restore(store.as_ref())?;
+        let (sessions_found, instances_found, maps_found) = (sessions.len(), instances.len(), maps.len());
         tracing::info!(
             sessions = sessions_found,
             instances = instances_found,
+            maps = maps_found,
             term = store.term(),
             "restored"
         );
         let (commits, thread) = GroupCommit::start(store, GroupBounds::default()).map_err(Why::Thread)?;
-        Ok(Self { commits, sessions, instances, keeper: Keeper { thread, temporary } })
+        Ok(Self { commits, sessions, instances, maps, keeper: Keeper { thread, temporary } })
     }
 }
 

@@ -9,9 +9,10 @@ use kvsp_net::clock::ManualClock;
 use kvsp_net::metrics::Metrics;
 use kvsp_net::random::SeededRandom;
 use kvsp_proto::message::CheckpointAppend;
-use kvsp_proto::record::{SamplerState, SessionCheckpoint};
+use kvsp_proto::record::{InstanceState, InstanceStatus, SamplerState, SessionCheckpoint};
 use kvsp_proto::registry::SamplerMethod;
 use kvsp_store::state::{EachRow, GroupBounds, MemoryState, RowChange, StateStore};
+use serde_json::json;
 
 use super::*;
 use crate::config::ControllerConfig;
@@ -75,7 +76,7 @@ async fn controller() -> (Arc<ControllerService>, Arc<Told>) {
     };
     let sessions = SessionSettings { busy_wait_ms: 100, ..SessionSettings::default() };
     let config = ControllerConfig { sessions, ..ControllerConfig::default() };
-    let service = ControllerService::new(config, &deps, commits, Vec::new(), Vec::new());
+    let service = ControllerService::new(config, &deps, commits, Vec::new(), Vec::new(), Vec::new());
     let (scope_id, compat_id) = ("5c".repeat(16).parse().unwrap(), "2c".repeat(32).parse().unwrap());
     let new = NewSession {
         session: SESSION,
@@ -148,6 +149,57 @@ async fn what_cannot_be_written_is_not_acknowledged_and_the_next_try_is() {
         store.is(How::Commits);
         assert_eq!(append(&service, before).await, Ok(before + 1));
         assert_eq!((offset(&service), on_the_disk(&store)), (before + 1, before + 1));
+    }
+}
+
+#[tokio::test]
+async fn an_epoch_and_an_order_that_cannot_be_written_are_not_answered() {
+    let (service, store) = controller().await;
+    let instance: BaseUri = "https://i1.example/kvsp/".parse().unwrap();
+    let status = |epoch: u64| {
+        let record = json!({"instance": instance, "epoch": epoch, "state": "active", "ttl_ms": 60_000});
+        InstanceStatus::from_value(record).unwrap()
+    };
+    let remembered =
+        |store: &Told| crate::lifecycle::restore(store).unwrap().first().map(|row| (row.epoch, row.state));
+    assert_eq!(service.take_status(status(1)).await, Ok(InstanceState::Active));
+    assert_eq!(remembered(&store), Some((1, InstanceState::Active)));
+    for how in [How::IsFull, How::Breaks] {
+        store.is(how);
+        let refused = |problem: Problem| (problem.status(), problem.retry_after_s);
+        assert_eq!(service.take_status(status(1)).await, Ok(InstanceState::Active), "that needs no write");
+        let order = service.order(&instance, InstanceState::Draining, true).await;
+        assert_eq!(order.map_err(refused), Err((503, Some(1))));
+        let view = service.view_instance(&instance).unwrap();
+        assert_eq!(view.wanted, Some(InstanceState::Active), "the order does not stand");
+        assert_eq!(service.take_status(status(2)).await.map_err(refused), Err((503, Some(1))));
+        assert_eq!(remembered(&store), Some((1, InstanceState::Active)));
+    }
+    store.is(How::Commits);
+    assert_eq!(service.take_status(status(2)).await, Ok(InstanceState::Active));
+    assert_eq!(remembered(&store), Some((2, InstanceState::Active)));
+}
+
+#[tokio::test]
+async fn many_statuses_share_few_writes_and_each_is_there_when_it_is_answered() {
+    let (service, store) = controller().await;
+    let mut reporting = tokio::task::JoinSet::new();
+    for n in 0..64_u64 {
+        let (service, store) = (Arc::clone(&service), Arc::clone(&store));
+        reporting.spawn(async move {
+            for epoch in 1..4 {
+                let instance: BaseUri = format!("https://i{n}.example/").parse().unwrap();
+                let record =
+                    json!({"instance": instance, "epoch": epoch, "state": "active", "ttl_ms": 60_000});
+                service.take_status(InstanceStatus::from_value(record).unwrap()).await.unwrap();
+                let rows = crate::lifecycle::restore(&*store).unwrap();
+                let row = rows.iter().find(|row| row.instance == instance).unwrap();
+                assert_eq!(row.epoch, epoch);
+            }
+        });
+    }
+    while let Some(reported) = reporting.join_next().await {
+        reported.unwrap();
     }
 }
 
