@@ -1,6 +1,7 @@
 //! What one engine, alone, says to a prompt, and how sure it is.
 
-use kvsp_engine::{Engine, PageId, Span};
+use kvsp_engine::{Engine, PageId, Span, Tokenizer as _};
+use kvsp_llama::ModelSource;
 
 use crate::support::Setup;
 
@@ -44,6 +45,11 @@ pub(crate) fn greedy(prompt: &[u32], max_tokens: usize) -> Answer {
     answer
 }
 
+/// The text of output tokens.
+pub(crate) fn text(tokens: &[u32]) -> String {
+    kvsp_llama::tokenizer(&ModelSource::Tiny { seed: 0 }).unwrap().decode(tokens).unwrap()
+}
+
 /// The token of the highest logit, and how far that lies above the next.
 fn best(logits: &[f32]) -> (u32, f32) {
     let mut ranked: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
@@ -52,6 +58,18 @@ fn best(logits: &[f32]) -> (u32, f32) {
 }
 
 impl Answer {
+    /// As [`Self::assert_same`] where only the text is told: equal, or equal up to the first such place.
+    pub(crate) fn assert_same_text(&self, told: &str, what: &str) {
+        if told == text(&self.tokens) {
+            return;
+        }
+        let close = self.margins.iter().position(|margin| *margin < TOLERANCE);
+        let sure = close.and_then(|at| self.tokens.get(..at));
+        let sure = sure.unwrap_or_else(|| panic!("{what}: {told:?} where {:?} is sure", text(&self.tokens)));
+        assert!(told.starts_with(&text(sure)), "{what}: {told:?} where {:?} is sure", text(sure));
+        eprintln!("{what}: goes another way after {} tokens, where the two highest lay close", sure.len());
+    }
+
     /// Holds the tokens of a split context to this answer: equal, or different only from where the two highest logits
     /// lay closer than [`TOLERANCE`]. Such places are told.
     pub(crate) fn assert_same(&self, told: &[u32], what: &str) {

@@ -1,16 +1,15 @@
 //! Three instances and a desk, maps over them, and answers led by one of them.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::Request;
 use kvsp_client::{StreamedBody, TokenStream};
 use kvsp_core::reshard::{Copies, instances_of, plan_for};
-use kvsp_engine::Tokenizer as _;
-use kvsp_llama::ModelSource;
 use kvsp_proto::message::{
-    LengthRequest, MapId, MapView, ReshardMessage, ReshardPlan, ResumeAnswer, ResumeRequest, Shard,
-    TokenEvent, TokenRange,
+    LengthRequest, MapId, MapView, PendingReshard, Phase, ReshardMessage, ReshardPlan, ResumeAnswer,
+    ResumeRequest, Shard, TokenEvent, TokenRange,
 };
 use kvsp_proto::record::SessionCheckpoint;
 use kvsp_proto::uri::BaseUri;
@@ -27,6 +26,8 @@ use crate::support::{
 pub(crate) struct Team {
     pub(crate) desk: Desk,
     pub(crate) instances: Vec<Instance>,
+    /// Numbers the plans.
+    attempts: AtomicU64,
 }
 
 /// A split: where each shard ends, and whose it is.
@@ -35,7 +36,7 @@ pub(crate) type Split<'a> = &'a [(u64, usize)];
 impl Team {
     pub(crate) async fn of(members: usize) -> Self {
         let desk = Desk::start().await;
-        let mut team = Self { desk, instances: Vec::new() };
+        let mut team = Self { desk, instances: Vec::new(), attempts: AtomicU64::new(1) };
         for _ in 0..members {
             team.join().await;
         }
@@ -99,6 +100,16 @@ impl Team {
         Job { id, epoch: 1 }
     }
 
+    /// Has the desk say that a change to these shards is open; its number.
+    pub(crate) fn announce(&self, map: &MapId, shards: &[Shard]) -> Option<u64> {
+        let view = self.desk.view(map);
+        let attempt = Some(self.attempts.fetch_add(1, Ordering::SeqCst));
+        let (to, shards) = (view.version + 1, shards.to_vec());
+        let pending = PendingReshard { to, shards, phase: Phase::Preparing, acks: Vec::new(), attempt };
+        self.desk.publish(MapView { pending: Some(pending), ..view });
+        attempt
+    }
+
     /// Prepares the next version as the controller does; what is left to decide.
     pub(crate) async fn prepare(
         &self,
@@ -110,6 +121,7 @@ impl Team {
         let view = self.desk.view(map);
         let shards = self.shards(split);
         let to = view.version + 1;
+        let attempt = self.announce(map, &shards);
         let request = LengthRequest { to, shards: shards.clone() };
         let asked = client().context_length(&self.base(leader), map, view.version, &request).await;
         let length = asked.map(|answer| answer.length).ok();
@@ -136,11 +148,11 @@ impl Team {
                 compat_id: Some(view.compat_id),
                 scope_id: Some(view.scope_id),
                 session: view.session,
-                attempt: Some(to),
+                attempt,
             };
             client().tell_reshard(member, &ReshardMessage::Plan(Box::new(plan))).await.unwrap();
         }
-        Pending { next: MapView { version: to, shards, attempt: Some(to), ..view }, members }
+        Pending { next: MapView { version: to, shards, attempt, ..view }, members }
     }
 
     /// Decides for the next version, and tells it.
@@ -166,9 +178,10 @@ impl Team {
     /// Decides against it, and tells it.
     pub(crate) async fn abort(&self, pending: Pending) {
         let Pending { next, members } = pending;
+        self.desk.publish(MapView { pending: None, ..self.desk.view(&next.map) });
         for member in &members {
             let abort =
-                ReshardMessage::Abort { map: next.map.clone(), version: next.version, attempt: next.attempt };
+                ReshardMessage::Abort { map: next.map.clone(), version: next.version, attempt: next.attempt, keep: Vec::new() };
             client().tell_reshard(member, &abort).await.unwrap();
         }
     }
@@ -401,9 +414,4 @@ fn over(map: &str, prompt: &[u32], max_tokens: u32, stream: bool) -> Request<Byt
         .header("kvsp-map", map)
         .body(Bytes::from(body.to_string()))
         .unwrap()
-}
-
-/// The text of output tokens.
-pub(crate) fn text(tokens: &[u32]) -> String {
-    kvsp_llama::tokenizer(&ModelSource::Tiny { seed: 0 }).unwrap().decode(tokens).unwrap()
 }

@@ -92,11 +92,13 @@ async fn take_up(agent: &Arc<Agent>, ask: &Ask, view: Option<&MapView>) {
         Asked::Commit(free) => {
             tracing::info!(%map, version = ask.to, "the controller has committed, as it said when asked");
             super::give_back(agent, map, free).await;
+            agent.group.leads.committed(map, ask.to);
         }
         Asked::Abort(free) => {
             tracing::info!(%map, version = ask.to, "the controller has aborted, as it said when asked");
             load::stop_ended(agent, map, ask.to, ask.attempt).await;
             super::give_back(agent, map, free).await;
+            agent.group.leads.aborted(map, ask.to);
         }
         Asked::Forget => {
             tracing::info!(%map, "the map is over, or goes on without this instance");
