@@ -89,3 +89,35 @@ impl FileConfig {
         toml::from_str(&text).map_err(|e| ConfigError::Syntax { path: path.into(), source: Box::new(e) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<FileConfig, ConfigError> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        FileConfig::load(Some(file.path()))
+    }
+
+    #[test]
+    fn lifecycle_and_split_contexts_are_configured_in_the_file() {
+        let config = read(
+            "[instance]\nsleep_below = 2\nsleep_after_ms = 60000\n\
+             [controller]\nmin_active = 3\nsleep_max_load = 0.25\nacceptable_cost_ms = 5000\n\
+             [controller.start]\ncommand = [\"start\", \"an instance\"]\nmax_starts = 2\nwait_ms = 1000\n\
+             [controller.groups]\nmin_tokens = 4096\nmax_members = 2\n",
+        )
+        .unwrap();
+        assert_eq!((config.instance.sleep_below, config.instance.sleep_after_ms), (2, 60_000));
+        let controller = &config.controller;
+        assert_eq!((controller.min_active, controller.acceptable_cost_ms), (3, Some(5000)));
+        assert!((controller.sleep_max_load - 0.25).abs() < f64::EPSILON);
+        assert_eq!(controller.start.command, ["start", "an instance"]);
+        assert_eq!((controller.start.max_starts, controller.start.wait_ms), (2, 1000));
+        assert_eq!((controller.groups.min_tokens, controller.groups.max_members), (4096, 2));
+        for unknown in ["[instance]\nsleeps = true\n", "[controller.start]\nshell = \"sh\"\n"] {
+            assert!(matches!(read(unknown), Err(ConfigError::Syntax { .. })), "{unknown}");
+        }
+    }
+}
