@@ -76,7 +76,8 @@ async fn a_200_acknowledges_whatever_its_body_and_nothing_else_does() {
         (StatusCode::NO_CONTENT, ""),
         (StatusCode::CONFLICT, "{}"),
     ];
-    let message = ReshardMessage::Abort { map: "m".parse().unwrap(), version: 2, attempt: None };
+    let message =
+        ReshardMessage::Abort { map: "m".parse().unwrap(), version: 2, attempt: None, keep: Vec::new() };
     let mut told = Vec::new();
     for answer in answers {
         let service = TestService::start(Router::new().route("/reshard", post(async move || answer))).await;

@@ -19,6 +19,7 @@ use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_proto::uri::BaseUri;
 use tokio::sync::{Notify, OwnedMutexGuard, Semaphore};
 
+use super::transfer;
 use crate::Agent;
 use crate::engine::{ContextError, VerifiedSections};
 
@@ -272,7 +273,7 @@ pub(super) async fn commit(
     Ok(members.machine(|machine| machine.answer(map))?)
 }
 
-/// A version will never hold; what was fetched for it is discarded.
+/// A version will never hold; what was fetched for it is discarded, but for `keep`.
 ///
 /// # Errors
 /// As [`Member::abort`].
@@ -281,10 +282,11 @@ pub(super) async fn abort(
     map: &MapId,
     version: u64,
     attempt: Option<u64>,
+    keep: &Ranges,
 ) -> Result<ReshardAnswer, Problem> {
     let members = &agent.group.members;
     let _turn = members.turn(map).await;
-    let free = members.machine(|machine| machine.abort(map, version, attempt))?;
+    let free = members.machine(|machine| machine.abort(map, version, attempt, keep))?;
     load::stop_ended(agent, map, version, attempt).await;
     give_back(agent, map, free).await;
     Ok(members.machine(|machine| machine.answer(map))?)
@@ -317,6 +319,26 @@ pub(super) async fn store(
     // A leader of a higher epoch opens the context before or after, not between.
     let _turn = members.turn(map).await;
     members.machine(|machine| machine.may_store(map, version, &range.into(), epoch))?;
+    agent.engine.context_write(map, range.into(), sections).await.map_err(problem)
+}
+
+/// Keep what was loaded for a plan from a source that had seen leaders up to this epoch.
+///
+/// # Errors
+/// `kvsp-reshard-conflict` where the memory went meanwhile.
+pub(super) async fn fetched(
+    agent: &Agent,
+    order: &transfer::Order,
+    range: TokenRange,
+    sections: VerifiedSections,
+    epoch: u64,
+) -> Result<(), Problem> {
+    let members = &agent.group.members;
+    let map = &order.map;
+    // A leader of a higher epoch opens the context before or after, not between.
+    let _turn = members.turn(map).await;
+    let tokens = Ranges::one(range.into());
+    members.machine(|machine| machine.fetched(map, order.to, order.attempt, &tokens, epoch));
     agent.engine.context_write(map, range.into(), sections).await.map_err(problem)
 }
 

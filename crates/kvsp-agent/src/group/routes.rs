@@ -62,8 +62,9 @@ async fn reshard(
             agent.group.leads.committed(&map, version);
             answer
         }
-        ReshardMessage::Abort { map, version, attempt } => {
-            let done = member::abort(&agent, &map, version, attempt).await;
+        ReshardMessage::Abort { map, version, attempt, keep } => {
+            let keep: Ranges = keep.into_iter().collect();
+            let done = member::abort(&agent, &map, version, attempt, &keep).await;
             let answer = led(&agent, &map, version.saturating_sub(1), done)?;
             agent.group.leads.aborted(&map, version);
             answer

@@ -150,7 +150,8 @@ impl Maps {
         entry.attempts += 1;
         let live = |instance: &BaseUri| !entry.lost.contains(instance);
         let mut members = instances_of(&shards);
-        members.extend(entry.holders().into_iter().filter(live));
+        members.extend(instances_of(&entry.row.shards).into_iter().filter(live));
+        members.extend(instances_of(&entry.live_spare()));
         let plan = PlanRow {
             attempt: entry.attempts,
             to: version + 1,
@@ -267,6 +268,14 @@ impl Maps {
     #[must_use]
     pub fn leader(&self, map: &MapId) -> Option<&BaseUri> {
         self.maps.get(map)?.leader.as_ref()
+    }
+
+    /// Instances whose copies no longer count, because their memory is known or taken to be gone.
+    #[must_use]
+    pub fn lost(&self, map: &MapId) -> BTreeSet<BaseUri> {
+        let Some(entry) = self.maps.get(map) else { return BTreeSet::new() };
+        let gone = entry.running.iter().flat_map(|running| &running.gone);
+        entry.lost.iter().chain(gone).cloned().collect()
     }
 
     /// How many maps there are, and how many of them are being changed or have lost memory. For metrics.

@@ -243,12 +243,18 @@ impl Member {
         Ok(free)
     }
 
-    /// A version will never hold. What is to be freed: what was reserved for it alone.
+    /// A version will never hold. What is to be freed: what was reserved for it alone, but for `keep`.
     ///
     /// # Errors
     /// [`MemberError::Unknown`]: no such map, but a plan that comes late is refused; [`MemberError::Conflict`]: it
     /// was committed.
-    pub fn abort(&mut self, map: &MapId, version: u64, attempt: Option<u64>) -> Result<Ranges, MemberError> {
+    pub fn abort(
+        &mut self,
+        map: &MapId,
+        version: u64,
+        attempt: Option<u64>,
+        keep: &Ranges,
+    ) -> Result<Ranges, MemberError> {
         let stamp = self.stamp();
         let Some(entry) = self.maps.get_mut(map) else {
             self.remember(map, version, attempt);
@@ -263,6 +269,7 @@ impl Member {
         let ends = entry.prepared.as_ref().is_some_and(|prepared| prepared.is_ended_by(version, attempt));
         if ends {
             entry.changes = stamp;
+            entry.keep_fetched(keep);
             let free = entry.drop_prepared();
             if attempt.is_some() {
                 self.remember(map, version, attempt);

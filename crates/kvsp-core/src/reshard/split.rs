@@ -27,7 +27,7 @@ pub struct Copies<'a> {
     pub shards: &'a [Shard],
     /// Copies beside it: ranges that a former owner was told to keep.
     pub spare: &'a [Shard],
-    /// Instances whose memory is gone: nothing can be loaded from there.
+    /// Instances whose shards' memory is gone: nothing of them can be loaded.
     pub lost: &'a BTreeSet<BaseUri>,
 }
 
@@ -54,10 +54,8 @@ pub fn plan_for(instance: &BaseUri, before: Copies<'_>, next: &[Shard]) -> PlanP
     let retain = if before.lost.contains(instance) { Ranges::new() } else { had.intersection(&gets) };
     let mut lacking = gets.difference(&retain);
     let mut fetch = Vec::new();
-    for copy in before.shards.iter().chain(before.spare) {
-        if copy.instance == *instance || before.lost.contains(&copy.instance) {
-            continue;
-        }
+    let live = before.shards.iter().filter(|shard| !before.lost.contains(&shard.instance));
+    for copy in live.chain(before.spare).filter(|copy| copy.instance != *instance) {
         let parts = lacking.clip(copy.tokens.into());
         let from = |tokens| FetchRange { tokens, from: copy.instance.clone() };
         fetch.extend(parts.to_wire().into_iter().map(from));
@@ -197,8 +195,9 @@ mod tests {
                     prop_assert_eq!(retain, had.intersection(&gets));
                 }
                 for fetch in &parts.fetch {
-                    prop_assert!(fetch.from != uri(n) && !lost.contains(&fetch.from));
-                    let copies = ranges_of(&before, &fetch.from).union(&ranges_of(&spare, &fetch.from));
+                    prop_assert!(fetch.from != uri(n));
+                    let live: Vec<_> = before.iter().filter(|s| !lost.contains(&s.instance)).cloned().collect();
+                    let copies = ranges_of(&live, &fetch.from).union(&ranges_of(&spare, &fetch.from));
                     prop_assert!(copies.covers(&fetch.tokens.into()));
                 }
             }

@@ -32,6 +32,7 @@ impl Maps {
             length: None,
             epochs,
             lost: entry.lost.clone(),
+            spare: entry.live_spare(),
             gone: BTreeSet::new(),
             outs: asked.into_iter().map(|instance| (instance, Out::due(now))).collect(),
         });
@@ -62,18 +63,26 @@ impl Maps {
             entry.lost =
                 gone.filter(|instance| plan.shards.iter().any(|s| s.instance == *instance)).collect();
             entry.epochs.clone_from(&running.epochs);
+            entry.silent.clear();
             entry.regroups = 0;
         } else {
             let lost: Vec<_> = gone.collect();
             let counted = lost.into_iter().filter(|instance| entry.counts_on(instance)).collect::<Vec<_>>();
             entry.lost.extend(counted);
+            entry.silent.clear();
         }
     }
 
     /// All have been told.
     pub(super) fn closed(&mut self, map: &MapId, now: Time) {
         let Some(entry) = self.maps.get_mut(map) else { return };
-        entry.running = None;
+        if let Some(running) = entry.running.take() {
+            // Keepers that were restarted before the change keep what they fetched in it.
+            let kept = |instance: &BaseUri| entry.row.spare.iter().any(|spare| spare.instance == *instance);
+            let fresh = running.epochs.into_iter().filter(|(instance, _)| kept(instance));
+            entry.epochs.extend(fresh);
+            entry.dead_keepers = running.gone.into_iter().filter(kept).collect();
+        }
         let holders = entry.holders();
         entry.epochs.retain(|instance, _| holders.contains(instance));
         entry.lost.retain(|instance| holders.contains(instance));
@@ -113,8 +122,6 @@ impl Maps {
         match running.stage {
             Stage::Telling if running.all_done() => {
                 let row = Row { spare: entry.kept(), plan: None, ..entry.row.clone() };
-                let aborted = entry.row.plan.as_ref().is_some_and(|p| p.decision == Some(Decision::Abort));
-                let row = if aborted { Row { spare: entry.row.spare.clone(), ..row } } else { row };
                 self.begin_own(map, row, Next::Close);
             }
             Stage::Telling => self.send_due(map, now),
@@ -213,7 +220,10 @@ impl Maps {
                 out.keep = keep.clone();
                 ReshardMessage::Commit { map, version, attempt, keep: keep.to_wire() }
             }
-            Some(Decision::Abort) => ReshardMessage::Abort { map, version, attempt },
+            Some(Decision::Abort) => {
+                out.keep = keep.clone();
+                ReshardMessage::Abort { map, version, attempt, keep: keep.to_wire() }
+            }
         };
         self.effects.push_back(Effect::Send { sent, message: Box::new(message) });
     }
@@ -310,7 +320,7 @@ fn regroup_wait(config: &MapsConfig, regroups: u32) -> std::time::Duration {
 }
 
 fn plan_message(row: &Row, plan: &PlanRow, running: &Running, instance: &BaseUri) -> ReshardPlan {
-    let copies = Copies { shards: &plan.former, spare: &row.spare, lost: &running.lost };
+    let copies = Copies { shards: &plan.former, spare: &running.spare, lost: &running.lost };
     let parts = plan_for(instance, copies, &plan.shards);
     ReshardPlan {
         map: row.map.clone(),

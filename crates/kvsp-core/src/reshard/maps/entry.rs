@@ -21,8 +21,12 @@ pub(super) struct Entry {
     pub(super) pending: Option<(Ticket, Next)>,
     /// The starts of instances whose memory counts, 0 where one has not reported.
     pub(super) epochs: BTreeMap<BaseUri, u64>,
-    /// Owners and keepers whose memory is gone.
+    /// Owners whose memory is gone.
     pub(super) lost: BTreeSet<BaseUri>,
+    /// Those of them that were only not heard of.
+    pub(super) silent: BTreeSet<BaseUri>,
+    /// Keepers of spare copies that are gone.
+    pub(super) dead_keepers: BTreeSet<BaseUri>,
     /// The change under way, once it is durable.
     pub(super) running: Option<Running>,
     pub(super) leader: Option<BaseUri>,
@@ -64,6 +68,8 @@ pub(super) struct Running {
     pub(super) epochs: BTreeMap<BaseUri, u64>,
     /// Whose memory was gone when it began.
     pub(super) lost: BTreeSet<BaseUri>,
+    /// Copies beside the shards when it began.
+    pub(super) spare: Vec<Shard>,
     /// Members lost since.
     pub(super) gone: BTreeSet<BaseUri>,
     pub(super) outs: BTreeMap<BaseUri, Out>,
@@ -120,6 +126,8 @@ impl Entry {
             created,
             pending: None,
             lost: BTreeSet::new(),
+            silent: BTreeSet::new(),
+            dead_keepers: BTreeSet::new(),
             running: None,
             leader: None,
             ending: false,
@@ -149,30 +157,52 @@ impl Entry {
         all.map(|shard| &shard.instance).chain(members).cloned().collect()
     }
 
-    /// Whether an instance has something at the version that holds.
+    /// Whether an instance has a shard at the version that holds.
     pub(super) fn counts_on(&self, instance: &BaseUri) -> bool {
-        self.row.shards.iter().chain(&self.row.spare).any(|shard| shard.instance == *instance)
+        self.row.shards.iter().any(|shard| shard.instance == *instance)
     }
 
     pub(super) fn view(&self) -> MapView {
         view_of(&self.row, self.running.as_ref())
     }
 
-    /// Of what a member lets go at the commit, what it is to keep: whoever was to have it is lost.
+    /// The copies beside the shards that are still there.
+    pub(super) fn live_spare(&self) -> Vec<Shard> {
+        let live = |spare: &&Shard| !self.dead_keepers.contains(&spare.instance);
+        self.row.spare.iter().filter(live).cloned().collect()
+    }
+
+    /// Of what a member lets go with the decision, what it is to keep: at a commit what it gave to somebody who is lost,
+    /// at an abort what it fetched from somebody who is lost.
     pub(super) fn keep(&self, instance: &BaseUri) -> Ranges {
         let Some((plan, running)) = self.row.plan.as_ref().zip(self.running.as_ref()) else {
             return Ranges::new();
         };
-        if running.gone.contains(instance) || running.lost.contains(instance) {
+        if running.gone.contains(instance) {
             return Ranges::new();
         }
-        let had = ranges_of(&plan.former, instance).union(&ranges_of(&self.row.spare, instance));
-        let orphaned = plan.shards.iter().filter(|shard| running.gone.contains(&shard.instance));
-        let orphaned: Ranges = orphaned.map(|shard| shard.tokens).collect();
-        had.difference(&ranges_of(&plan.shards, instance)).intersection(&orphaned)
+        let lost = |instance: &BaseUri| running.gone.contains(instance) || running.lost.contains(instance);
+        let of = |shards: &[Shard], whose: &dyn Fn(&BaseUri) -> bool| -> Ranges {
+            shards.iter().filter(|shard| whose(&shard.instance)).map(|shard| shard.tokens).collect()
+        };
+        let own = |shards: &[Shard]| ranges_of(shards, instance);
+        let spare = own(&running.spare);
+        let had = if running.lost.contains(instance) { Ranges::new() } else { own(&plan.former) };
+        let next = own(&plan.shards);
+        match plan.decision {
+            Some(Decision::Commit) => {
+                let orphaned = of(&plan.shards, &|owner| running.gone.contains(owner));
+                had.union(&spare).difference(&next).intersection(&orphaned)
+            }
+            _ => {
+                let kept = of(&running.spare, &|keeper| !running.gone.contains(keeper));
+                let orphaned = of(&plan.former, &lost).difference(&kept);
+                next.difference(&had).intersection(&orphaned).union(&spare)
+            }
+        }
     }
 
-    /// The copies that will be kept once all members have been told of the commit.
+    /// The copies beside the shards, once all members have been told of the decision.
     pub(super) fn kept(&self) -> Vec<Shard> {
         let Some(running) = &self.running else { return Vec::new() };
         let outs = running.outs.iter().filter(|(instance, _)| !running.gone.contains(*instance));

@@ -83,7 +83,12 @@ impl Maps {
             host.failed || host.epoch > *epoch
         };
         let counts = entry.counts_on(instance);
-        let mut lost = entry.epochs.get_mut(instance).is_some_and(is_gone) && counts;
+        let over = entry.epochs.get_mut(instance).is_some_and(is_gone);
+        let silent = over && entry.epochs.get(instance) == Some(&host.epoch);
+        let lost = over && counts;
+        if over && entry.row.spare.iter().any(|spare| spare.instance == *instance) {
+            entry.dead_keepers.insert(instance.clone());
+        }
         let running = entry.running.as_mut();
         let of_plan = running.and_then(|running| running.epochs.get_mut(instance)).is_some_and(is_gone);
         if let Some((plan, running)) = entry.plan()
@@ -113,8 +118,13 @@ impl Maps {
         {
             out.end();
         }
-        lost &= entry.lost.insert(instance.clone());
-        if lost {
+        let news = lost && entry.lost.insert(instance.clone());
+        if news && silent {
+            entry.silent.insert(instance.clone());
+        } else if over && !silent {
+            entry.silent.remove(instance);
+        }
+        if news {
             self.changed.insert(map.clone());
         }
     }
@@ -123,7 +133,10 @@ impl Maps {
     fn welcome(&mut self, map: &MapId, instance: &BaseUri, now: Time) {
         let (Some(entry), Some(host)) = (self.maps.get_mut(map), self.hosts.get(instance)) else { return };
         if entry.running.is_none() && entry.epochs.get(instance) == Some(&host.epoch) {
-            entry.lost.remove(instance);
+            entry.dead_keepers.remove(instance);
+            if entry.silent.remove(instance) {
+                entry.lost.remove(instance);
+            }
         }
         // A start that has just come may be what was waited for.
         if !entry.lost.is_empty() {
@@ -140,6 +153,7 @@ impl Maps {
             running.epochs.remove(instance);
             running.gone.insert(instance.clone());
         }
+        entry.silent.remove(instance);
         if entry.counts_on(instance) {
             entry.lost.insert(instance.clone());
         }

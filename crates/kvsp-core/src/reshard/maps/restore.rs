@@ -50,6 +50,7 @@ fn running(row: &Row, now: Time) -> Running {
         length: None,
         epochs: row.members.iter().map(|member| (member.instance.clone(), member.epoch)).collect(),
         lost: BTreeSet::new(),
+        spare: row.spare.clone(),
         gone: BTreeSet::new(),
         outs: std::collections::BTreeMap::new(),
     }

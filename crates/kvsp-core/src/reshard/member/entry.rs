@@ -136,6 +136,19 @@ impl Entry {
         self.attempt = prepared.plan.attempt;
     }
 
+    /// Of what an acknowledged plan fetched, this is kept.
+    pub(super) fn keep_fetched(&mut self, keep: &Ranges) {
+        let Some(prepared) = self.prepared.as_ref().filter(|prepared| prepared.state == Loading::Ready)
+        else {
+            return;
+        };
+        let kept = self.fresh(&prepared.next).intersection(keep);
+        if let Some(epoch) = prepared.unopened.epoch {
+            self.unopened.add(&prepared.unopened.ranges.intersection(&kept), epoch);
+        }
+        self.spare = self.spare.union(&kept);
+    }
+
     /// The open plan is over; what was for its sake alone.
     pub(super) fn drop_prepared(&mut self) -> Ranges {
         self.prepared.take().map_or_else(Ranges::new, |prepared| self.fresh(&prepared.next))

@@ -98,7 +98,7 @@ fn a_commit_frees_what_is_released_and_may_be_said_twice() {
     assert_eq!(member.may_serve(&map(), 4), Err(MemberError::Conflict { version: 5 }));
     assert_eq!(member.commit(&map(), 5, Some(3), &Ranges::new()), Ok(set(&[(3, 4)])));
     assert_eq!(member.commit(&map(), 5, Some(3), &Ranges::new()), Ok(Ranges::new()));
-    assert_eq!(member.abort(&map(), 5, Some(3)), Err(MemberError::Conflict { version: 5 }));
+    assert_eq!(member.abort(&map(), 5, Some(3), &Ranges::new()), Err(MemberError::Conflict { version: 5 }));
     assert_eq!(member.owned(&map()), Ok(&set(&[(0, 2), (6, 8)])));
 }
 
@@ -115,17 +115,29 @@ fn a_commit_without_an_acknowledgement_is_refused() {
 #[test]
 fn an_abort_frees_what_was_fetched_alone() {
     let mut member = ready(None);
-    assert_eq!(member.abort(&map(), 5, None), Ok(set(&[(6, 8)])));
-    assert_eq!(member.abort(&map(), 5, None), Ok(Ranges::new()));
+    assert_eq!(member.abort(&map(), 5, None, &Ranges::new()), Ok(set(&[(6, 8)])));
+    assert_eq!(member.abort(&map(), 5, None, &Ranges::new()), Ok(Ranges::new()));
     assert_eq!(member.commit(&map(), 5, None, &Ranges::new()), Err(MemberError::Conflict { version: 4 }));
     assert_eq!(member.owned(&map()), Ok(&set(&[(0, 4)])));
+}
+
+#[test]
+fn an_abort_keeps_what_has_no_other_copy() {
+    let mut member = ready(Some(1));
+    assert_eq!(member.abort(&map(), 5, Some(1), &set(&[(1, 7)])), Ok(set(&[(7, 8)])));
+    assert_eq!(member.owned(&map()), Ok(&set(&[(0, 4)])));
+    let again = ReshardPlan { attempt: Some(2), ..plan(4, None) };
+    let Ok(Planned::Load(load)) = member.plan(&again, at(0)) else { panic!() };
+    assert_eq!((load.discard, load.reserve), (Ranges::new(), set(&[(0, 4), (6, 8)])));
+    member.loaded(&map(), 5, Some(2)).unwrap();
+    assert_eq!(member.abort(&map(), 5, Some(2), &Ranges::new()), Ok(set(&[(7, 8)])), "what was kept stays");
 }
 
 #[test]
 fn an_abort_that_comes_before_its_plan_refuses_it() {
     let mut member = member();
     let plan = |attempt| plan(4, attempt);
-    assert_eq!(member.abort(&map(), 5, Some(2)), Err(MemberError::Unknown));
+    assert_eq!(member.abort(&map(), 5, Some(2), &Ranges::new()), Err(MemberError::Unknown));
     for late in [1, 2] {
         let refused = member.plan(&plan(Some(late)), at(0));
         assert_eq!(refused, Err(MemberError::Conflict { version: 4 }));
@@ -133,7 +145,7 @@ fn an_abort_that_comes_before_its_plan_refuses_it() {
     assert!(matches!(member.plan(&plan(Some(3)), at(0)), Ok(Planned::Load(_))));
     // Of plans without a number it cannot be told which is late.
     let mut member = self::member();
-    assert_eq!(member.abort(&map(), 5, None), Err(MemberError::Unknown));
+    assert_eq!(member.abort(&map(), 5, None, &Ranges::new()), Err(MemberError::Unknown));
     assert!(member.plan(&plan(None), at(0)).is_err());
     assert!(member.plan(&plan(None), at(0)).is_ok());
 }
@@ -141,14 +153,14 @@ fn an_abort_that_comes_before_its_plan_refuses_it() {
 #[test]
 fn an_abort_of_a_former_plan_does_not_end_the_next() {
     let mut member = ready(Some(2));
-    assert_eq!(member.abort(&map(), 5, Some(1)), Ok(Ranges::new()));
+    assert_eq!(member.abort(&map(), 5, Some(1), &Ranges::new()), Ok(Ranges::new()));
     let next = member.plan(&plan(4, Some(3)), at(0));
     assert!(matches!(next, Ok(Planned::Load(load)) if load.discard == set(&[(6, 8)])));
     assert_eq!(member.plan(&plan(4, Some(2)), at(0)), Err(MemberError::Conflict { version: 4 }));
     assert_eq!(member.commit(&map(), 5, Some(2), &Ranges::new()), Err(MemberError::Conflict { version: 4 }));
     member.loaded(&map(), 5, Some(3)).unwrap();
     assert_eq!(member.commit(&map(), 5, Some(3), &Ranges::new()), Ok(set(&[(2, 4)])));
-    assert_eq!(member.abort(&map(), 5, Some(2)), Ok(Ranges::new()));
+    assert_eq!(member.abort(&map(), 5, Some(2), &Ranges::new()), Ok(Ranges::new()));
 }
 
 #[test]
@@ -191,7 +203,7 @@ fn the_controller_is_asked_after_the_deadline_alone() {
 fn an_answer_to_a_former_question_changes_nothing() {
     let mut member = ready(Some(2));
     let ask = member.sweep().remove(0);
-    member.abort(&map(), 5, Some(2)).unwrap();
+    member.abort(&map(), 5, Some(2), &Ranges::new()).unwrap();
     member.plan(&plan(4, Some(3)), at(0)).unwrap();
     member.loaded(&map(), 5, Some(3)).unwrap();
     assert_eq!(member.asked(&ask, Some(&view(4, None, None))), Asked::Wait);
@@ -264,7 +276,7 @@ fn maps_and_strays_are_bounded() {
     let mut member = Member::new(config, uri(1));
     let named = |n: u64| ReshardPlan { map: format!("m{n}").parse().unwrap(), ..plan(4, None) };
     for n in 0..9 {
-        member.abort(&named(n).map, 5, Some(1)).unwrap_err();
+        member.abort(&named(n).map, 5, Some(1), &Ranges::new()).unwrap_err();
     }
     assert_eq!(member.strays.len(), 2);
     member.plan(&named(0), at(0)).unwrap();

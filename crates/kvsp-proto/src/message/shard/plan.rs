@@ -129,6 +129,9 @@ pub enum ReshardMessage {
         version: u64,
         /// An extension: the number of the plan.
         attempt: Option<u64>,
+        /// An extension: of what was fetched, ranges that are not to be discarded yet: whoever they were fetched from is
+        /// lost. They are for others to fetch, and are discarded with the next commit.
+        keep: Vec<TokenRange>,
     },
 }
 
@@ -160,14 +163,14 @@ impl ReshardMessage {
         let kind: Kind = json::from_slice(body)?;
         let is_plan = kind.from.is_some() || kind.to.is_some();
         match (kind.commit, kind.abort) {
-            (Some(_), None) if kind.keep.len() > MAX_RANGES => {
+            _ if kind.keep.len() > MAX_RANGES => {
                 Err(RecordError::Invalid(format!("member keep has over {MAX_RANGES} entries")))
             }
             (Some(version), None) if !is_plan => {
                 Ok(Self::Commit { map: kind.map, version, attempt: kind.attempt, keep: kind.keep })
             }
             (None, Some(version)) if !is_plan => {
-                Ok(Self::Abort { map: kind.map, version, attempt: kind.attempt })
+                Ok(Self::Abort { map: kind.map, version, attempt: kind.attempt, keep: kind.keep })
             }
             (None, None) => Ok(Self::Plan(Box::new(json::from_slice::<ReshardPlan>(body)?.check()?))),
             _ => {
@@ -214,8 +217,8 @@ impl Serialize for ReshardMessage {
             Self::Commit { map, version, attempt, keep } => {
                 Decision { map, commit: Some(*version), abort: None, attempt: *attempt, keep }
             }
-            Self::Abort { map, version, attempt } => {
-                Decision { map, commit: None, abort: Some(*version), attempt: *attempt, keep: &[] }
+            Self::Abort { map, version, attempt, keep } => {
+                Decision { map, commit: None, abort: Some(*version), attempt: *attempt, keep }
             }
         };
         decision.serialize(serializer)
@@ -263,7 +266,7 @@ mod tests {
             json!({"map": "m", "commit": 5}),
             json!({"map": "m", "commit": 5, "attempt": 3, "keep": [[0, 4]]}),
             json!({"map": "m", "abort": 5}),
-            json!({"map": "m", "abort": 5, "attempt": 3}),
+            json!({"map": "m", "abort": 5, "attempt": 3, "keep": [[0, 4]]}),
         ] {
             let message = read(&body).unwrap();
             assert_eq!(serde_json::to_value(&message).unwrap(), body);
