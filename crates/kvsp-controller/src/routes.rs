@@ -15,6 +15,8 @@ use axum::routing::{get, post, put};
 use kvsp_proto::path;
 
 use crate::service::ControllerService;
+#[cfg(test)]
+pub(crate) use maps::MAX_URI_OCTETS;
 pub(crate) use shortcut::Direct;
 
 /// The state of every handler.

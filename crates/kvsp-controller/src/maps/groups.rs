@@ -149,7 +149,7 @@ impl ControllerService {
         for map in maps {
             let leads = self.maps.lock().leader(&map) == Some(instance);
             if !leads {
-                self.give_away(&map, BTreeSet::from([instance.clone()]), "a member leaves");
+                self.give_away(&map, &BTreeSet::from([instance.clone()]), "a member leaves");
             }
         }
     }
@@ -160,14 +160,14 @@ impl ControllerService {
         let active: BTreeSet<BaseUri> =
             self.candidates(row.compat_id).into_iter().map(|candidate| candidate.instance).collect();
         let gone = lost.into_iter().filter(|instance| !active.contains(instance)).collect();
-        self.give_away(map, gone, "the memory of a member is lost");
+        self.give_away(map, &gone, "the memory of a member is lost");
     }
 
-    fn give_away(self: &Arc<Self>, map: &MapId, leaving: BTreeSet<BaseUri>, why: &str) {
+    fn give_away(self: &Arc<Self>, map: &MapId, leaving: &BTreeSet<BaseUri>, why: &str) {
         let Some(row) = self.row(map) else { return };
         let leader = self.maps.lock().leader(map).cloned();
         let candidates = self.candidates(row.compat_id);
-        let wanted = self.policy().without(&row.shards, &leaving, leader.as_ref(), &candidates);
+        let wanted = self.policy().without(&row.shards, leaving, leader.as_ref(), &candidates);
         if wanted.is_none() {
             tracing::debug!(%map, why, "nobody is there to take the parts of a member");
         }

@@ -26,7 +26,7 @@ const CHANGERS: [Role; 3] = [Role::Client, Role::Controller, Role::Admin];
 
 /// Octets that the instances' URIs of a map may have together: what is recorded of a map is one row of the store, and
 /// each URI is in it up to six times while a change is under way.
-const MAX_URI_OCTETS: usize = 96 << 10;
+pub(crate) const MAX_URI_OCTETS: usize = 96 << 10;
 
 pub(super) async fn put(
     State(service): Service,

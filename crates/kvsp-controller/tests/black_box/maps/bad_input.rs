@@ -70,7 +70,8 @@ async fn a_map_is_not_created_of_nonsense() {
         let shards = json!([{"tokens": [0, 300], "instance": uri}]);
         cases.push((uri.into(), with("shards", shards), BAD_IDENTIFIER));
     }
-    for uri in ["http://169.254.169.254/latest/", "https://somewhere.example/kvsp/", "http://10.0.0.1/kvsp/"] {
+    for uri in ["http://169.254.169.254/latest/", "https://somewhere.example/kvsp/", "http://10.0.0.1/kvsp/"]
+    {
         let shards = json!([shard(0, 100, &a), {"tokens": [100, 300], "instance": uri}]);
         cases.push((uri.into(), with("shards", shards), (403, "kvsp-source-forbidden")));
     }
@@ -193,7 +194,8 @@ async fn a_map_is_not_split_anew_into_nonsense() {
 #[tokio::test]
 async fn a_deadline_beyond_the_longest_is_cut() {
     let (fixture, mut members) = three().await;
-    let body = json!({"from": 1, "shards": super::halves(&members), "deadline_ms": 9_007_199_254_740_991_u64});
+    let body =
+        json!({"from": 1, "shards": super::halves(&members), "deadline_ms": 9_007_199_254_740_991_u64});
     assert_eq!(fixture.server.post(&reshard_path(MAP), &body).await.status, 202);
     let plan = members[0].next(super::Kind::Plan).await;
     let deadline = plan["deadline_ms"].as_u64().unwrap();

@@ -46,7 +46,10 @@ async fn a_map_is_created_once() {
         assert_eq!(answer.problem(), (409, "kvsp-reshard-conflict".into()), "another {member}");
     }
     assert_eq!(server.get(&path(MAP)).await.ok(), view, "what was refused changed nothing");
-    assert_eq!(server.get("").await.ok()["extensions"].as_array().unwrap().last(), Some(&json!("shard-maps")));
+    assert_eq!(
+        server.get("").await.ok()["extensions"].as_array().unwrap().last(),
+        Some(&json!("shard-maps"))
+    );
 }
 
 #[tokio::test]
@@ -82,7 +85,12 @@ async fn maps_are_listed_in_order() {
     assert_eq!(listed("?limit=2").await, ["A.1", "b_2-x"]);
     let bad = server.get("maps?limit=-1").await;
     assert_eq!(bad.problem(), (400, "kvsp-bad-identifier".into()));
-    assert!(server.metrics().await.contains("kvsp_controller_maps{state=\"settled\"} 3"));
+    let counted = async {
+        while !server.metrics().await.contains("kvsp_controller_maps{state=\"settled\"} 3") {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(20), counted).await.expect("they are counted");
 }
 
 #[tokio::test]

@@ -63,9 +63,12 @@ async fn what_died_with_a_member_is_built_anew_elsewhere() {
     let shards = view["shards"].as_array().unwrap();
     assert!(shards.iter().all(|shard| shard["instance"] != lost.as_str()), "{view}");
     let mut rebuilt = Vec::new();
-    for member in [&mut members[0], &mut members[2]] {
+    for member in &mut members {
         for asked in member.rest().into_iter().filter(|asked| asked.kind == Kind::Plan) {
-            assert!(!asked.body["fetch"].to_string().contains(&lost), "nothing is fetched from the dead: {asked:?}");
+            assert!(
+                !asked.body["fetch"].to_string().contains(&lost),
+                "nothing is fetched from the dead: {asked:?}"
+            );
             rebuilt.extend(asked.body["rebuild"].as_array().into_iter().flatten().cloned());
         }
     }
@@ -104,14 +107,15 @@ async fn the_dead_need_not_take_a_decision() {
 
 #[tokio::test]
 async fn an_instance_that_has_failed_is_no_member_of_a_new_group() {
-    let (fixture, members) = three_alive().await;
-    let [a, b, c] = members.each_ref();
-    outlive(&fixture, &[a, b, c]).await;
+    let (fixture, mut members) = three_alive().await;
     fixture.reshard(1, &halves(&members)).await;
     fixture.settles(2).await;
+    members[2].kill().await;
+    let [a, b, _] = members.each_ref();
     outlive(&fixture, &[a, b]).await;
     let body = json!({"from": 2, "shards": thirds(&members), "deadline_ms": 300});
     let answer = fixture.server.post(&reshard_path(MAP), &body).await;
+    // It may come before the controller has looked at the clock; then the change is aborted.
     if answer.status != 202 {
         assert_eq!(answer.problem(), (409, "kvsp-instance-not-active".into()));
     }

@@ -75,7 +75,8 @@ pub(crate) struct Member {
 
 struct Script {
     replies: Mutex<HashMap<Kind, VecDeque<Reply>>>,
-    length: Mutex<u64>,
+    /// How long the contexts are that it leads, where it leads any.
+    length: Mutex<Option<u64>>,
     to_test: mpsc::UnboundedSender<Asked>,
 }
 
@@ -86,7 +87,7 @@ impl Member {
         listener.set_nonblocking(true).unwrap();
         let base = format!("http://{}/kvsp/", listener.local_addr().unwrap()).parse().unwrap();
         let (to_test, asked) = mpsc::unbounded_channel();
-        let script = Arc::new(Script { replies: Mutex::default(), length: Mutex::new(0), to_test });
+        let script = Arc::new(Script { replies: Mutex::default(), length: Mutex::default(), to_test });
         let router = Router::new()
             .route("/kvsp/reshard", post(reshard))
             .route("/kvsp/maps/{map}", delete(forget))
@@ -108,18 +109,27 @@ impl Member {
 
     /// How the next question of this kind is answered that no earlier reply is for.
     pub(crate) fn will(&self, kind: Kind, reply: Reply) {
-        self.script.replies.lock().unwrap().entry(kind).or_default().push_back(reply);
+        self.script.will(kind, reply);
     }
 
     /// How long it says that contexts are that it leads.
     pub(crate) fn leads(&self, length: u64) {
-        *self.script.length.lock().unwrap() = length;
+        *self.script.length.lock().unwrap() = Some(length);
     }
 
-    /// The next thing that it is asked, which must be of this kind.
+    /// The next thing that it is asked, which must be of this kind. Questions for a length are passed over unless they
+    /// are what is waited for: who does not lead is asked, too, where the leader is not known.
     pub(crate) async fn next(&mut self, kind: Kind) -> Value {
-        let next = tokio::time::timeout(PATIENCE, self.asked.recv()).await;
-        let next = next.unwrap_or_else(|_| panic!("{} is never asked {kind:?}", self.base)).unwrap();
+        let next = async {
+            loop {
+                let next = self.asked.recv().await.unwrap();
+                if next.kind != Kind::Length || kind == Kind::Length {
+                    return next;
+                }
+            }
+        };
+        let next = tokio::time::timeout(PATIENCE, next).await;
+        let next = next.unwrap_or_else(|_| panic!("{} is never asked {kind:?}", self.base));
         assert_eq!(next.kind, kind, "{next:?} at {}", self.base);
         next.body
     }
@@ -137,9 +147,10 @@ impl Member {
         tokio::time::timeout(PATIENCE, wanted).await.unwrap_or_else(|_| panic!("is never asked {kind:?}"))
     }
 
-    /// What it was asked up to now and the test has not looked at.
+    /// What it was asked up to now and the test has not looked at, but for lengths.
     pub(crate) fn rest(&mut self) -> Vec<Asked> {
-        std::iter::from_fn(|| self.asked.try_recv().ok()).collect()
+        let all = std::iter::from_fn(|| self.asked.try_recv().ok());
+        all.filter(|asked| asked.kind != Kind::Length).collect()
     }
 
     /// Ends the process: connections are refused from now on.
@@ -158,6 +169,10 @@ impl Drop for Member {
 }
 
 impl Script {
+    fn will(&self, kind: Kind, reply: Reply) {
+        self.replies.lock().unwrap().entry(kind).or_default().push_back(reply);
+    }
+
     async fn answer(&self, kind: Kind, body: Value, good: Value) -> Response {
         let reply = self.replies.lock().unwrap().get_mut(&kind).and_then(VecDeque::pop_front);
         let _gone = self.to_test.send(Asked { kind, body });
@@ -199,6 +214,9 @@ async fn length(
 ) -> Response {
     let body: Value = serde_json::from_slice(&body).unwrap();
     let length = *script.length.lock().unwrap();
+    if length.is_none() {
+        script.will(Kind::Length, Reply::problem(404, "kvsp-map-unknown"));
+    }
     let asked = json!({"map": map, "version": version, "to": body["to"], "shards": body["shards"]});
     script.answer(Kind::Length, asked, json!({"length": length})).await
 }

@@ -26,7 +26,7 @@ async fn every_member_of_either_version_is_told_what_is_its_own() {
     assert_eq!((&pending["phase"], &pending["acks"]), (&json!("preparing"), &json!([])));
 
     let plans = all_asked(&mut members, Kind::Plan).await;
-    let [a, b, c] = members.each_ref();
+    let [_, b, c] = members.each_ref();
     assert_eq!(
         moves(&plans[0]),
         json!({"retain": [[0, 100]], "fetch": [{"tokens": [100, 150], "from": b.uri()}], "release": []})
@@ -158,7 +158,8 @@ async fn a_decision_is_pending_until_all_have_taken_it() {
     let to = halves(&members);
     fixture.reshard(1, &to).await;
     members[2].until(Kind::Commit).await;
-    let told = |view: &serde_json::Value| view["pending"]["acks"].as_array().is_some_and(|acks| acks.len() == 2);
+    let told =
+        |view: &serde_json::Value| view["pending"]["acks"].as_array().is_some_and(|acks| acks.len() == 2);
     let view = fixture.reaches("two have taken it", told).await;
     assert_eq!((&view["version"], &view["shards"]), (&json!(2), &to), "it holds since it is decided");
     assert_eq!(view["pending"]["phase"], "committing");
