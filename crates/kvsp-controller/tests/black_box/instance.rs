@@ -8,7 +8,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use http::StatusCode;
 use http::header::CONTENT_TYPE;
 use kvsp_proto::uri::BaseUri;
@@ -33,6 +33,7 @@ pub(crate) enum Answer {
 pub(crate) enum Sent {
     Resume { session: String, body: Value },
     Tokens { session: String },
+    State(Value),
 }
 
 /// A process that can be told what to answer, and ended.
@@ -65,6 +66,7 @@ impl Instance {
         let router = Router::new()
             .route("/kvsp/sessions/{session}/resume", post(resume))
             .route("/kvsp/sessions/{session}/tokens", get(tokens))
+            .route("/kvsp/state", put(state))
             .with_state(Arc::clone(&script));
         let process =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -120,6 +122,12 @@ async fn resume(State(script): State<Arc<Script>>, Path(session): Path<String>, 
     let taken = Answer::Json(202, json!({"session": session, "epoch": body["epoch"]}));
     let _gone = script.to_test.send(Sent::Resume { session, body });
     answer.unwrap_or(taken).send().await
+}
+
+async fn state(State(script): State<Arc<Script>>, body: Bytes) -> Response {
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    let _gone = script.to_test.send(Sent::State(body.clone()));
+    Answer::Json(200, body).send().await
 }
 
 async fn tokens(State(script): State<Arc<Script>>, Path(session): Path<String>) -> Response {

@@ -4,6 +4,8 @@
 
 mod instance;
 mod instances;
+mod lifecycle;
+mod maps;
 mod peer;
 mod placements;
 mod sessions;

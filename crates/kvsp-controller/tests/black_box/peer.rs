@@ -1,6 +1,7 @@
 //! An instance of the test's own making: it takes directives and states, and tells the test.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -11,7 +12,7 @@ use http::header::LOCATION;
 use kvsp_proto::uri::BaseUri;
 use serde_json::Value;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// What an instance was sent.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +25,18 @@ pub(crate) struct Peer {
     pub(crate) base: BaseUri,
     pub(crate) sent: mpsc::Receiver<Sent>,
     answer: Arc<Mutex<Answering>>,
+    states: watch::Sender<States>,
+}
+
+/// How an instance answers an order of a state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum States {
+    /// It takes it up.
+    Takes,
+    /// It says that it sleeps.
+    Sleeps,
+    /// Not before it is told something else.
+    Holds,
 }
 
 /// How the instance answers a directive.
@@ -38,6 +51,7 @@ pub(crate) enum Answering {
 struct Shared {
     to_test: mpsc::Sender<Sent>,
     answer: Arc<Mutex<Answering>>,
+    states: watch::Receiver<States>,
 }
 
 impl Peer {
@@ -46,13 +60,24 @@ impl Peer {
         let base = format!("http://{}/kvsp/", listener.local_addr().unwrap()).parse().unwrap();
         let (to_test, sent) = mpsc::channel(64);
         let answer = Arc::new(Mutex::new(Answering::Accepts));
-        let shared = Shared { to_test, answer: Arc::clone(&answer) };
+        let (states, receiver) = watch::channel(States::Takes);
+        let shared = Shared { to_test, answer: Arc::clone(&answer), states: receiver };
         let router = Router::new()
             .route("/kvsp/prefetch", post(prefetch))
             .route("/kvsp/state", put(state))
             .with_state(shared);
         tokio::spawn(async move { axum::serve(listener, router).await });
-        Self { base, sent, answer }
+        Self { base, sent, answer, states }
+    }
+
+    pub(crate) fn answers_states(&self, how: States) {
+        self.states.send_replace(how);
+    }
+
+    /// The next thing that it is sent.
+    pub(crate) async fn next(&mut self) -> Sent {
+        let next = tokio::time::timeout(Duration::from_secs(20), self.sent.recv()).await;
+        next.expect("it is sent something in time").unwrap()
     }
 
     pub(crate) fn answers(&self, how: Answering) {
@@ -75,7 +100,12 @@ async fn prefetch(
     }
 }
 
-async fn state(State(shared): State<Shared>, body: Bytes) -> ([(http::HeaderName, &'static str); 1], Bytes) {
+async fn state(
+    State(mut shared): State<Shared>,
+    body: Bytes,
+) -> ([(http::HeaderName, &'static str); 1], Bytes) {
     shared.to_test.send(Sent::State(serde_json::from_slice(&body).unwrap())).await.unwrap();
+    let how = *shared.states.wait_for(|how| *how != States::Holds).await.unwrap();
+    let body = if how == States::Takes { body } else { Bytes::from_static(br#"{"state":"sleeping"}"#) };
     ([(http::header::CONTENT_TYPE, "application/kvsp+json")], body)
 }

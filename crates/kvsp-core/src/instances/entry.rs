@@ -170,6 +170,15 @@ impl Entry {
         }
     }
 
+    /// Forgets an order: what is remembered of this start of the instance stands, or what it says itself.
+    pub(super) fn take_back(&mut self, row: Option<&InstanceRow>) {
+        self.want(self.status.state, false);
+        self.migrate = false;
+        if let Some(row) = row {
+            self.take_up(row);
+        }
+    }
+
     /// Whether its sessions are to go on elsewhere.
     pub(super) fn migrates(&self) -> bool {
         self.migrate && !self.failed

@@ -112,10 +112,10 @@ impl Instances {
 
     /// An order that could not be written is taken back: what was remembered before stands.
     pub fn take_back(&mut self, instance: &BaseUri) {
-        let Some(row) = self.recorded.get(instance) else { return };
+        let row = self.recorded.get(instance);
         if let Some(entry) = self.entries.get_mut(instance) {
-            entry.take_up(row);
-        } else if let Some(unheard) = self.unheard.get_mut(instance) {
+            entry.take_back(row);
+        } else if let (Some(unheard), Some(row)) = (self.unheard.get_mut(instance), row) {
             unheard.row.clone_from(row);
         }
     }

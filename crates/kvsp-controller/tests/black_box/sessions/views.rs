@@ -17,7 +17,8 @@ async fn extensions_are_told_and_a_session_only_comes_where_it_was_wanted() {
     let fixture = Fixture::start(config()).await;
     fixture.report(I1, 1).await;
     let root = fixture.server.get("").await.ok();
-    assert_eq!(root["extensions"], json!(["checkpoint-append", "session-failover", "session-continuation"]));
+    let extensions = ["checkpoint-append", "session-failover", "session-continuation", "shard-maps"];
+    assert_eq!(root["extensions"], json!(extensions));
     let mut plain = wanted();
     plain["session"] = json!(false);
     assert!(fixture.server.post("placements", &plain).await.ok().get("session").is_none());
