@@ -13,7 +13,6 @@ mod view;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
@@ -40,8 +39,6 @@ pub(super) use view::View;
 
 /// Most contexts led at once.
 const MAX_LED: usize = 1024;
-/// How long the controller's question for the length waits for a context that is being put together.
-const LENGTH_WAIT: Duration = Duration::from_secs(2);
 
 /// A change of the map whose decision is still to come.
 #[derive(Debug, Clone)]
@@ -59,7 +56,8 @@ pub(super) struct Plan {
 pub(super) struct Standing {
     /// The version that the generation computes at.
     pub(super) version: u64,
-    /// Whether all positions before the last are held at that version, by owners or by the staging.
+    /// Whether the context was put together at that version: all positions before the last were held, by owners or
+    /// by the staging.
     pub(super) is_ready: bool,
     /// Positions before this one are held by their owners at that version.
     pub(super) stored: u64,
@@ -224,34 +222,35 @@ impl Leads {
         lead.notify();
     }
 
-    /// Fix the length of a context whose map begins to change: K and V of the positions before are with their
-    /// owners, those of later ones stay here too until the decision. `None` where the context is not led here.
+    /// Fix the length of a context whose map is at `version` and begins to change to `to`: K and V of the positions
+    /// before are with their owners, those of later ones stay here too until the decision. `None` where the context
+    /// is not led here, or was never put together yet.
+    ///
+    /// It is answered at once, whatever else the generation waits for: that may be this very change.
     ///
     /// # Errors
-    /// `kvsp-reshard-conflict` where the change begins at another version, `kvsp-overloaded` where the context is
-    /// not put together yet.
-    pub(super) async fn length(
+    /// `kvsp-reshard-conflict` where a later version holds.
+    pub(super) fn length(
         &self,
         map: &MapId,
+        version: u64,
         to: u64,
         shards: Vec<Shard>,
     ) -> Option<Result<u64, Problem>> {
         let lead = self.get(map)?;
-        let mut changes = lead.subscribe();
-        let ready =
-            async { while !lead.with(|standing| standing.is_ready) && changes.changed().await.is_ok() {} };
-        let late = tokio::time::timeout(LENGTH_WAIT, ready).await.is_err();
-        Some(lead.with(|standing| {
-            if late && !standing.is_ready {
-                let detail = "the context is being put together";
-                return Err(Problem::new(ProblemType::Overloaded, detail).retry_after(1));
+        let answer = lead.with(|standing| {
+            if !standing.is_ready {
+                return None;
             }
-            if standing.version.checked_add(1) != Some(to) || standing.told >= to {
-                let detail = format!("the context is computed at version {}", standing.version);
-                return Err(Problem::new(ProblemType::ReshardConflict, detail));
+            if version < standing.told {
+                let detail = format!("version {} holds", standing.told);
+                return Some(Err(Problem::new(ProblemType::ReshardConflict, detail)));
             }
-            Ok(standing.open_plan(to, shards))
-        }))
+            standing.told = version;
+            Some(Ok(standing.open_plan(to, shards)))
+        });
+        lead.notify();
+        answer
     }
 }
 
@@ -259,13 +258,15 @@ impl Standing {
     /// Note that a change is open; the length from which on the staging is kept. One that was aborted may be
     /// followed by another to the same version.
     fn open_plan(&mut self, to: u64, shards: Vec<Shard>) -> u64 {
-        match &mut self.plan {
-            Some(plan) if plan.to == to && plan.shards == shards => plan.length,
-            _ => {
-                self.plan = Some(Plan { to, shards, length: self.stored });
-                self.stored
-            }
+        if let Some(plan) = self.plan.as_ref().filter(|plan| plan.to == to && plan.shards == shards) {
+            return plan.length;
         }
+        // Owners of a version that the generation has not gone over to yet have what was stored before that change.
+        let is_here = self.told == self.version;
+        let staged = self.staged.start().filter(|_| !is_here);
+        let length = staged.map_or(self.stored, |staged| staged.min(self.stored));
+        self.plan = Some(Plan { to, shards, length });
+        length
     }
 
     /// Note that the owners have what lies before `end`; what the staging need not keep any longer.
@@ -294,7 +295,7 @@ pub(super) async fn length(
     }
     kvsp_proto::message::check_shards(&shards)
         .map_err(|error| error.into_problem(ProblemType::InvalidShardMap))?;
-    match agent.group.leads.length(&map, to, shards).await {
+    match agent.group.leads.length(&map, version, to, shards) {
         Some(answer) => Ok(reply::json(StatusCode::OK, &LengthAnswer { length: answer? })),
         None => Err(Failure::new(ProblemType::MapUnknown, "the context is not led here")),
     }

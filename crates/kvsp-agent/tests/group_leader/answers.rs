@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::oracle::greedy;
-use crate::support::{client, eventually, prompt};
+use crate::support::{eventually, prompt};
 use crate::team::{Job, Split, Team};
 
 /// Answers a prompt of a session over a split, and holds it to what one engine says.
@@ -19,12 +19,6 @@ async fn answer(team: &Team, id: u128, leader: usize, length: usize, output: u32
     assert_eq!((done.as_str(), reused), ("length", 0), "{what}");
     // Each position before the last was computed once, by somebody.
     assert_eq!(team.computed().await - before, length as u64 - 1, "{what}");
-}
-
-async fn end(team: &Team, job: &Job) {
-    for instance in &team.instances {
-        client().end_map(&instance.base, &job.map()).await.unwrap();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -58,7 +52,7 @@ async fn a_leader_needs_not_own_anything() {
     let held = team.held(2, &job.map()).await.unwrap();
     let stored = held.last().unwrap().end();
     assert!(stored > 100 && stored < 150, "{held:?}");
-    end(&team, &job).await;
+    team.end(&job).await;
     team.nothing_kept(0).await;
     team.nothing_kept(1).await;
     team.nothing_kept(2).await;

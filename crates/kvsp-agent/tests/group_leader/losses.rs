@@ -98,3 +98,24 @@ async fn a_leader_that_dies_with_its_shard_is_followed_once_the_prompt_is_known(
     assert_eq!(tokens.len(), 150);
     greedy(&prompt, 150).assert_same(&tokens, "a leader died with a shard of the prompt");
 }
+
+/// An owner-to-be dies after its acknowledgement, with the commit: the leader cannot go over to that version, and goes
+/// on at the one after.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_owner_may_die_with_the_commit() {
+    let mut team = Team::of(2).await;
+    let killed = team.join_apart().await;
+    let prompt = prompt(9, 150);
+    let job = team.session(1, &[(50, 0), (600, 1)]);
+    let mut told = job.start(&team.instances[0], &prompt, 150).await;
+    told.until(20).await;
+    let pending = team.prepare(&job.map(), 0, &[(90, 2), (600, 1)], &[]).await;
+    told.until(40).await;
+    killed.kill();
+    team.commit_but(pending, 2).await;
+    tokio::time::sleep(crate::team::MOMENT).await;
+    let pending = team.prepare(&job.map(), 0, &[(600, 1)], &[2]).await;
+    team.commit(pending).await;
+    told.end().await.unwrap();
+    greedy(&prompt, 150).assert_same(&told.tokens, "a new owner died with the commit");
+}

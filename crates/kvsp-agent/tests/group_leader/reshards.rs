@@ -1,5 +1,7 @@
 //! The map changes while an answer is written; the text does not.
 
+use kvsp_net::random::{Random as _, SeededRandom};
+
 use crate::oracle::greedy;
 use crate::support::prompt;
 use crate::team::{Split, Team};
@@ -110,4 +112,64 @@ async fn a_member_that_is_told_late_is_waited_for() {
     told.end().await.unwrap();
     greedy(&prompt, 120).assert_same(&told.tokens, "a member told late");
     assert_eq!(team.computed().await, 149);
+}
+
+/// Changes at random moments to random splits, committed or aborted, told in time or late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_changes_leave_the_text_as_it_is() {
+    let changes = std::env::var("KVSP_SOAK_OPS").ok().and_then(|ops| ops.parse().ok()).unwrap_or(12);
+    let random = SeededRandom::new(17);
+    let team = Team::of(3).await;
+    let mut done = 0;
+    for run in 0.. {
+        let below = |n: usize| usize::try_from(random.u64() % n as u64).unwrap();
+        let split = |parts: usize| {
+            let mut ends: Vec<u64> = (1..parts).map(|_| 1 + below(250) as u64).collect();
+            ends.push(400);
+            ends.sort_unstable();
+            ends.dedup();
+            ends.into_iter().map(|end| (end, below(3))).collect::<Vec<_>>()
+        };
+        let (leader, length) = (below(3), 1 + below(160));
+        let prompt = prompt(run, length);
+        let mut now = split(1 + below(4));
+        let job = team.session(u128::from(run) + 1, &now);
+        let mut told = job.start(&team.instances[leader], &prompt, 120).await;
+        let mut what = format!("{length} tokens over {now:?} led by {leader}");
+        for _ in 0..3 {
+            told.until((told.tokens.len() + below(25)).clamp(1, 119)).await;
+            let next = split(1 + below(4));
+            let pending = team.prepare(&job.map(), leader, &next, &[]).await;
+            told.until((told.tokens.len() + below(25)).min(119)).await;
+            what += &match below(4) {
+                0 => {
+                    team.abort(pending).await;
+                    format!(", not {next:?}")
+                }
+                1 => {
+                    let late = below(3);
+                    let late = team.commit_but(pending, late).await;
+                    team.commit(late).await;
+                    now = next;
+                    format!(", told late of {now:?}")
+                }
+                _ => {
+                    team.commit(pending).await;
+                    now = next;
+                    format!(", then {now:?}")
+                }
+            };
+            done += 1;
+        }
+        told.end().await.unwrap();
+        greedy(&prompt, 120).assert_same(&told.tokens, &what);
+        team.end(&job).await;
+        if done >= changes {
+            break;
+        }
+    }
+    // However it went, nothing was lost.
+    for leader in 0..3 {
+        assert_eq!(switches(&team, leader).await.1, 0, "tokens computed again");
+    }
 }

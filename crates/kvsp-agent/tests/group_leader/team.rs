@@ -167,12 +167,11 @@ impl Team {
     }
 
     /// Decides for it, and tells it to all but one; what is left to tell.
-    pub(crate) async fn commit_but(&self, mut pending: Pending, late: usize) -> Pending {
+    pub(crate) async fn commit_but(&self, pending: Pending, late: usize) -> Pending {
         let late = self.base(late);
-        pending.members.retain(|member| *member != late);
-        let next = pending.next.clone();
-        self.commit(pending).await;
-        Pending { next, members: vec![late] }
+        let (late, soon) = pending.members.into_iter().partition(|member| *member == late);
+        self.commit(Pending { next: pending.next.clone(), members: soon }).await;
+        Pending { next: pending.next, members: late }
     }
 
     /// Decides against it, and tells it.
@@ -180,9 +179,20 @@ impl Team {
         let Pending { next, members } = pending;
         self.desk.publish(MapView { pending: None, ..self.desk.view(&next.map) });
         for member in &members {
-            let abort =
-                ReshardMessage::Abort { map: next.map.clone(), version: next.version, attempt: next.attempt, keep: Vec::new() };
+            let abort = ReshardMessage::Abort {
+                map: next.map.clone(),
+                version: next.version,
+                attempt: next.attempt,
+                keep: Vec::new(),
+            };
             client().tell_reshard(member, &abort).await.unwrap();
+        }
+    }
+
+    /// Has all members forget the context of a session.
+    pub(crate) async fn end(&self, job: &Job) {
+        for instance in &self.instances {
+            client().end_map(&instance.base, &job.map()).await.unwrap();
         }
     }
 

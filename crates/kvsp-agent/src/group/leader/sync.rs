@@ -37,7 +37,6 @@ impl Generation {
     pub(in super::super) async fn put_together(&mut self) -> Result<(), Trouble> {
         let mut wait = AGAIN.0;
         let mut changes = self.lead.subscribe();
-        self.lead.with(|standing| standing.is_ready = false);
         loop {
             changes.mark_unchanged();
             match self.attempt().await {
@@ -49,8 +48,6 @@ impl Generation {
             wait = (wait * 2).min(AGAIN.1);
         }
         self.ready_at = Instant::now();
-        self.lead.with(|standing| standing.is_ready = true);
-        self.lead.notify();
         Ok(())
     }
 
@@ -218,6 +215,7 @@ impl Generation {
             if standing.version != version {
                 standing.version = version;
                 standing.stored = 0;
+                standing.is_ready = true;
                 standing.plan.take_if(|plan| plan.to <= version);
             }
             standing.told = standing.told.max(version);
