@@ -23,7 +23,7 @@ use kvsp_proto::container::LayerSections;
 use kvsp_proto::id::{BlockKey, ScopeId};
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub(crate) use contexts::{Advanced, ContextError, Keeper, PassId, SectionsError, VerifiedSections};
+pub(crate) use contexts::{Advanced, ContextError, PassId, SectionsError, VerifiedSections};
 pub(crate) use gauges::Gauges;
 pub(crate) use pages::{DeviceChange, ScopedKey, Slot};
 pub(crate) use request::{EngineRequest, Pace, PromptTokens};

@@ -64,7 +64,7 @@ pub(crate) enum Keeper {
 pub(crate) struct VerifiedSections(Vec<LayerSections>);
 
 /// A container is not one of all layers of a range of tokens in codec `raw`.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SectionsError {
     /// Another codec.
     #[error("the codec is {0}, not raw")]
@@ -137,7 +137,6 @@ pub(crate) enum ContextCommand {
     Begin { map: MapId, position: u64, tokens: Vec<u32>, reply: Reply<PassId> },
     Advance { pass: u64, attention: Option<Vec<f32>>, local: Ranges, reply: Reply<Advanced> },
     Finish { pass: u64, logits: bool, reply: Reply<Option<Vec<f32>>> },
-    End(u64),
 }
 
 /// Attention that is asked for.
@@ -291,11 +290,6 @@ impl EngineHandle {
     ) -> Result<Option<Vec<f32>>, ContextError> {
         let id = pass.id;
         self.ask(|reply| ContextCommand::Finish { pass: id, logits, reply }).await
-    }
-
-    /// End a pass as it stands. Where the thread has too many commands to take one more, it finds out by itself.
-    pub(crate) fn pass_drop(&self, pass: PassId) {
-        drop(self.commands.try_send(Command::Context(Box::new(ContextCommand::End(pass.id)))));
     }
 
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> ContextCommand) -> Result<T, ContextError> {

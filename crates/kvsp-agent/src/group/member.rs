@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use kvsp_core::reshard::{Member, MemberConfig, Planned, Ranges};
+use kvsp_engine::EngineError;
 use kvsp_net::metrics::Metrics;
 use kvsp_proto::id::{CompatId, ScopeId};
 use kvsp_proto::message::{HeldView, MapId, OpenContext, ReshardAnswer, ReshardPlan, Shard, TokenRange};
@@ -52,7 +53,7 @@ pub(crate) struct Members {
     /// A plan's deadline may have become the next one.
     changed: Notify,
     pub(super) counters: Counters,
-    pub(super) reads: Semaphore,
+    pub(super) reads: Arc<Semaphore>,
     pub(super) stores: Semaphore,
 }
 
@@ -64,7 +65,7 @@ impl Members {
             turns: Mutex::default(),
             changed: Notify::new(),
             counters: Counters::new(metrics),
-            reads: Semaphore::new(MAX_TRANSFERS),
+            reads: Arc::new(Semaphore::new(MAX_TRANSFERS)),
             stores: Semaphore::new(MAX_TRANSFERS),
         }
     }
@@ -131,6 +132,9 @@ impl Members {
             // What the machine has forgotten need not be known here either.
             let machine = &state.machine;
             state.known.retain(|map, _| machine.owned(map).is_ok());
+            if machine.owned(map).is_err() {
+                return;
+            }
             let known = state.known.entry(map.clone()).or_default();
             known.scope = scope.or(known.scope);
             if !shards.is_empty() {
@@ -189,12 +193,21 @@ fn require_compat(agent: &Agent, compat: CompatId) -> Result<(), Problem> {
     Err(Problem::new(ProblemType::CompatMismatch, detail))
 }
 
+/// Memory is the engine's, so without it none can be promised.
+fn require_engine(agent: &Agent) -> Result<(), Problem> {
+    if agent.engine.is_up() {
+        return Ok(());
+    }
+    Err(Problem::new(ProblemType::Overloaded, "the engine is being built").retry_after(1))
+}
+
 /// A leader begins to use a context here: what `PUT maps/{map}` does for a caller that may.
 ///
 /// # Errors
-/// As [`Member::open`]; `kvsp-compat-mismatch`, `kvsp-storage-full`.
+/// As [`Member::open`]; `kvsp-compat-mismatch`, `kvsp-storage-full`; `kvsp-overloaded` while the engine is being built.
 pub(super) async fn open(agent: &Arc<Agent>, map: &MapId, open: &OpenContext) -> Result<HeldView, Problem> {
     require_compat(agent, open.compat_id)?;
+    require_engine(agent)?;
     let members = &agent.group.members;
     let _turn = members.turn(map).await;
     let is_new = members.machine(|machine| machine.owned(map).is_err());
@@ -226,6 +239,7 @@ pub(super) async fn plan(agent: &Arc<Agent>, plan: ReshardPlan) -> Result<Reshar
         return Err(Problem::new(ProblemType::SourceForbidden, detail));
     }
     plan.compat_id.map_or(Ok(()), |compat| require_compat(agent, compat))?;
+    require_engine(agent)?;
     let members = &agent.group.members;
     let loading = {
         let _turn = members.turn(&plan.map).await;
@@ -357,8 +371,8 @@ pub(super) fn problem(error: ContextError) -> Problem {
         ContextError::NotReserved | ContextError::PassEnded => {
             Problem::new(ProblemType::ReshardConflict, detail)
         }
-        ContextError::Engine(kvsp_engine::EngineError::Backend(_)) => {
-            tracing::error!(%detail, "the engine failed");
+        ContextError::Engine(EngineError::Backend(reason)) => {
+            tracing::error!(%reason, "the engine failed");
             Problem::blank(500, "the engine failed")
         }
         ContextError::Engine(_) => Problem::new(ProblemType::ContainerMismatch, detail),

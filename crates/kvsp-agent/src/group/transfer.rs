@@ -26,11 +26,15 @@ const TRIES: u32 = 4;
 /// The wait before the second try; it doubles.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// What is loaded.
+/// The plan that something is loaded for.
 pub(super) struct Order {
     pub(super) map: MapId,
     /// The version at which the sources hold it.
-    pub(super) version: u64,
+    pub(super) from: u64,
+    /// The version that it leads to.
+    pub(super) to: u64,
+    /// Its number.
+    pub(super) attempt: Option<u64>,
 }
 
 /// Load all ranges, whose memory is reserved. A source that says that it holds less of a range is believed: the
@@ -49,23 +53,35 @@ pub(super) async fn load(agent: &Arc<Agent>, order: &Order, fetch: &[FetchRange]
 async fn load_range(agent: &Arc<Agent>, order: &Order, part: &FetchRange) -> Result<(), Problem> {
     let wanted = Ranges::one(part.tokens.into());
     let held = held_by(agent, order, &part.from).await;
-    let wanted = match &held {
-        Held::Known(held) => wanted.intersection(held),
-        Held::Nothing | Held::Unknown => wanted,
+    let (wanted, epoch) = match &held {
+        Held::Known { held, epoch } => (wanted.intersection(held), *epoch),
+        Held::Nothing | Held::Unknown => (wanted, 0),
     };
     let step = piece_tokens(agent);
     let pieces = wanted.iter().flat_map(move |range| pieces(range, step));
-    let may_lack = matches!(held, Held::Nothing);
+    let source = Source { base: &part.from, epoch, may_lack: matches!(held, Held::Nothing) };
     stream::iter(pieces)
-        .map(|range| load_piece(agent, order, &part.from, range, may_lack))
+        .map(|range| load_piece(agent, order, &source, range))
         .buffer_unordered(IN_FLIGHT)
         .try_collect::<()>()
         .await
 }
 
+/// Whom a range is loaded from.
+struct Source<'a> {
+    base: &'a BaseUri,
+    epoch: u64,
+    /// That it does not know the map means that there is nothing to be loaded.
+    may_lack: bool,
+}
+
 /// What a source says that it holds.
 enum Held {
-    Known(Ranges),
+    Known {
+        held: Ranges,
+        /// The highest epoch of a leader that it had seen.
+        epoch: u64,
+    },
     /// It does not know the map.
     Nothing,
     /// It does not say: it need not know the question, which is an extension.
@@ -74,7 +90,7 @@ enum Held {
 
 async fn held_by(agent: &Agent, order: &Order, source: &BaseUri) -> Held {
     match agent.client.held(source, &order.map).await {
-        Ok(view) => Held::Known(view.held.into_iter().collect()),
+        Ok(view) => Held::Known { held: view.held.into_iter().collect(), epoch: view.epoch },
         Err(error) if error.problem_type() == Some(ProblemType::MapUnknown) => Held::Nothing,
         Err(_) => Held::Unknown,
     }
@@ -108,9 +124,8 @@ fn pieces(range: Range<u64>, step: u64) -> impl Iterator<Item = Range<u64>> {
 async fn load_piece(
     agent: &Arc<Agent>,
     order: &Order,
-    source: &BaseUri,
+    &Source { base: source, epoch, may_lack }: &Source<'_>,
     range: Range<u64>,
-    may_lack: bool,
 ) -> Result<(), Problem> {
     let range = TokenRange::try_from(range).map_err(|error| failed(source, &error))?;
     let tokens = u32::try_from(range.tokens()).map_err(|error| failed(source, &error))?;
@@ -124,7 +139,7 @@ async fn load_piece(
     };
     let sections = VerifiedSections::of(&container, &agent.descriptor, tokens)
         .map_err(|error| failed(source, &error))?;
-    agent.engine.context_write(&order.map, range.into(), sections).await.map_err(member::problem)?;
+    member::fetched(agent, order, range, sections, epoch).await?;
     agent.group.members.counters.fetched.inc_by(range.tokens().saturating_mul(token_octets(agent)));
     Ok(())
 }
@@ -137,14 +152,14 @@ async fn fetch(
 ) -> Result<kvsp_proto::container::Container, ClientError> {
     let mut wait = RETRY;
     for _ in 1..TRIES {
-        match agent.client.get_tokens(source, &order.map, order.version, range).await {
+        match agent.client.get_tokens(source, &order.map, order.from, range).await {
             Err(error) if is_passing(&error) => {}
             done => return done,
         }
         tokio::time::sleep(wait).await;
         wait *= 2;
     }
-    agent.client.get_tokens(source, &order.map, order.version, range).await
+    agent.client.get_tokens(source, &order.map, order.from, range).await
 }
 
 /// Whether the same question may be answered a moment later.
@@ -165,7 +180,7 @@ mod tests {
     #[test]
     fn pieces_make_up_the_range() {
         assert_eq!(pieces(3..10, 3).collect::<Vec<_>>(), [3..6, 6..9, 9..10]);
-        assert_eq!(pieces(3..10, u64::MAX).collect::<Vec<_>>(), [3..10]);
+        assert!(pieces(3..10, u64::MAX).map(|piece| (piece.start, piece.end)).eq([(3, 10)]));
         assert_eq!(pieces(5..5, 2).count(), 0);
     }
 }

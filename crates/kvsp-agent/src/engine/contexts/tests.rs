@@ -1,6 +1,7 @@
 use kvsp_engine::{Engine as _, Merge, Span};
 use kvsp_llama::{LlamaEngine, LoadOptions, ModelSource};
 use kvsp_net::clock::{Clock, SystemClock};
+use kvsp_proto::block_key::ScopeKey;
 use kvsp_proto::container::Limits;
 use kvsp_proto::registry::ElementType;
 use tokio::sync::mpsc;
@@ -86,6 +87,19 @@ impl Thread {
     fn sections(&self, octets: Bytes, count: u32) -> VerifiedSections {
         let container = Container::parse(octets, &Limits::default()).unwrap();
         VerifiedSections::of(&container, &self.handle.info().descriptor, count).unwrap()
+    }
+}
+
+fn request(prompt: usize, max_tokens: usize, scope: Option<Arc<ScopeKey>>) -> EngineRequest {
+    EngineRequest {
+        prompt: PromptTokens::Known(tokens(prompt)),
+        generated: Vec::new(),
+        max_tokens,
+        sampler: kvsp_engine::Sampler::greedy(),
+        first_step: 0,
+        scope,
+        request_ref: None,
+        pace: None,
     }
 }
 
@@ -202,17 +216,7 @@ async fn contexts_take_cached_blocks_but_never_each_others_pages() {
     let thread = thread(engine);
     // A request leaves its blocks in the pool for reuse.
     let scope = Arc::new(kvsp_testkit::generate::scope_key(1));
-    let request = EngineRequest {
-        prompt: PromptTokens::Known(tokens(17)),
-        generated: Vec::new(),
-        max_tokens: 1,
-        sampler: kvsp_engine::Sampler::greedy(),
-        first_step: 0,
-        scope: Some(scope),
-        request_ref: None,
-        pace: None,
-    };
-    let mut outputs = thread.handle.submit(request).await.unwrap();
+    let mut outputs = thread.handle.submit(request(17, 1, Some(scope))).await.unwrap();
     while let Some(output) = outputs.recv().await {
         assert!(!matches!(output, Output::Failed(_)));
     }
@@ -231,4 +235,39 @@ async fn contexts_take_cached_blocks_but_never_each_others_pages() {
     thread.handle.context_free(&other, None).await;
     assert_eq!(thread.handle.context_held(&map()).await, Ranges::new());
     assert_eq!(pages(), 0);
+}
+
+#[tokio::test]
+async fn requests_and_attention_take_turns() {
+    let thread = start();
+    thread.reserve(0..512).await;
+    thread.compute(0, tokens(400)).await;
+    let pass = thread.handle.pass_begin(&map(), 400, tokens(64)).await.unwrap();
+    let advanced = thread.handle.pass_advance(&pass, None, Ranges::new()).await.unwrap();
+    let Advanced::Layer { queries, .. } = advanced else { panic!("{advanced:?}") };
+    let mut outputs = thread.handle.submit(request(100, 40, None)).await.unwrap();
+    let answered = std::sync::atomic::AtomicU64::new(0);
+    let name = map();
+    // Others ask without a pause as long as the request runs; each waits for his answer.
+    let flood = futures_util::future::join_all((0..8).map(async |_| {
+        loop {
+            let until = thread.soon(60_000);
+            thread.handle.attend(&name, 0, 0..400, queries.clone(), until).await.unwrap();
+            answered.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    }));
+    let answer = async {
+        let mut at = Vec::new();
+        while let Some(output) = outputs.recv().await {
+            assert!(!matches!(output, Output::Failed(_)));
+            at.push(answered.load(std::sync::atomic::Ordering::Relaxed));
+        }
+        at
+    };
+    let at = tokio::select! {
+        at = answer => at,
+        _ = flood => unreachable!("it goes on for ever"),
+    };
+    assert!(at.len() > 3, "the request came to its end");
+    assert!(at[at.len() - 1] > at[0], "attention was answered between its tokens: {at:?}");
 }

@@ -96,7 +96,7 @@ impl<E: Engine> Contexts<E> {
         // A caller that is gone has dropped its receiver.
         match command {
             ContextCommand::Reserve { map, keeper, ranges, reply } => {
-                drop(reply.send(self.reserve(map, keeper, &ranges, pages)));
+                drop(reply.send(self.reserve(&map, keeper, &ranges, pages)));
             }
             ContextCommand::Free { map, keeper, ranges, reply } => {
                 self.free(&map, keeper, ranges.as_ref(), pages);
@@ -112,7 +112,6 @@ impl<E: Engine> Contexts<E> {
             ContextCommand::Begin { map, position, tokens, reply } => {
                 drop(reply.send(self.begin(map, position, tokens, engine)));
             }
-            ContextCommand::End(pass) => drop(self.passes.remove(&pass)),
             ContextCommand::Read { map, range, reply } => {
                 self.queue(Work::Read(Read::new(map, range, reply)));
             }
@@ -131,7 +130,7 @@ impl<E: Engine> Contexts<E> {
 
     fn reserve(
         &mut self,
-        map: MapId,
+        map: &MapId,
         keeper: Keeper,
         ranges: &Ranges,
         pages: &mut PageTable,
@@ -140,7 +139,7 @@ impl<E: Engine> Contexts<E> {
         let context = self.by_map.entry(map.clone()).or_insert_with(|| Context::new(layers, block_tokens));
         let reserved = context.reserve(keeper, ranges, pages);
         if context.is_empty() {
-            self.by_map.remove(&map);
+            self.by_map.remove(map);
         }
         self.report_pages(pages);
         reserved

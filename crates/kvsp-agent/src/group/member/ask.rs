@@ -55,7 +55,8 @@ async fn sweep(agent: &Arc<Agent>, controller: &BaseUri, strikes: &mut BTreeMap<
             Answer::Unknown => {
                 let count = strikes.entry(ask.map.clone()).or_default();
                 *count += 1;
-                if *count >= STRIKES {
+                // A leader finds out by itself, and lets its members know.
+                if *count >= STRIKES && !agent.group.leads.leads(&ask.map) {
                     strikes.remove(&ask.map);
                     take_up(agent, &ask, None).await;
                 }
@@ -86,6 +87,10 @@ async fn answer(agent: &Agent, controller: &BaseUri, map: &MapId) -> Answer {
 async fn take_up(agent: &Arc<Agent>, ask: &Ask, view: Option<&MapView>) {
     let members = &agent.group.members;
     let map = &ask.map;
+    if let Some(view) = view {
+        // A plan need not have told either.
+        members.note(map, Some(view.scope_id), view.version, &view.shards);
+    }
     let _turn = members.turn(map).await;
     match members.machine(|machine| machine.asked(ask, view)) {
         Asked::Wait => {}

@@ -65,7 +65,8 @@ pub(super) async fn begin(
     });
     members.with(|state| state.loading.insert(map.clone(), loading.clone()));
     let deadline = Duration::from_millis(plan.deadline_ms);
-    let order = transfer::Order { map: map.clone(), version: plan.from };
+    let (map, from) = (map.clone(), plan.from);
+    let order = transfer::Order { map, from, to: load.to, attempt: load.attempt };
     agent.tasks.spawn(run(agent.clone(), loading.clone(), load, order, deadline));
     Ok(loading)
 }

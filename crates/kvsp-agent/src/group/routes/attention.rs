@@ -59,7 +59,7 @@ pub(super) async fn attend(
             return Err(member::problem(error).into());
         }
     };
-    Ok(digested::answer(MEDIA_ATTENTION, answer(&query, partial).encode()).await?)
+    Ok(digested::answer(MEDIA_ATTENTION, answer(&query, partial).encode(), None).await?)
 }
 
 fn queries(query: &AttentionQuery) -> Result<Queries, Problem> {

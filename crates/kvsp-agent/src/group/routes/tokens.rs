@@ -31,7 +31,7 @@ pub(super) async fn get(
     require_scope_of(&agent, &caller, &map)?;
     require_fits(&agent, range)?;
     let members = &agent.group.members;
-    let _place = members.reads.acquire().await.map_err(|_| stopping())?;
+    let place = members.reads.clone().acquire_owned().await.map_err(|_| stopping())?;
     members.may_serve(&map, version)?;
     let octets = match agent.engine.context_read(&map, range.into()).await {
         Ok(octets) => octets,
@@ -42,7 +42,7 @@ pub(super) async fn get(
         }
     };
     members.counters.served.inc_by(range.tokens().saturating_mul(token_octets(&agent)));
-    Ok(digested::answer(MEDIA_BLOCK, octets).await?)
+    Ok(digested::answer(MEDIA_BLOCK, octets, Some(place)).await?)
 }
 
 /// `PUT` (an extension): the leader of the context stores what it has computed.
