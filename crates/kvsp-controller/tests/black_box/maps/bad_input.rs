@@ -201,3 +201,23 @@ async fn a_deadline_beyond_the_longest_is_cut() {
     let deadline = plan["deadline_ms"].as_u64().unwrap();
     assert!((599_000..=600_000).contains(&deadline), "{plan}");
 }
+
+#[tokio::test]
+async fn an_instance_that_has_registered_may_be_a_member() {
+    let fixture = Fixture::start(ControllerConfig::default()).await;
+    let elsewhere = "https://i1.example/kvsp/";
+    let shards = json!([{"tokens": [0, 9], "instance": elsewhere}]);
+    let refused = fixture.server.put(&path(MAP), &body(&shards)).await;
+    assert_eq!(refused.problem(), (403, "kvsp-source-forbidden".into()));
+    fixture.server.report(&crate::support::status(elsewhere, 1)).await.ok();
+    assert_eq!(fixture.server.put(&path(MAP), &body(&shards)).await.status, 201);
+}
+
+#[tokio::test]
+async fn too_long_uris_are_refused_before_they_are_recorded() {
+    let fixture = Fixture::start(ControllerConfig::default()).await;
+    let long = format!("http://127.0.0.1:1/{}/", "x".repeat(1000));
+    let many: Vec<Value> = (0..100).map(|n| json!({"tokens": [n, n + 1], "instance": long})).collect();
+    let answer = fixture.server.put(&path(MAP), &body(&json!(many))).await;
+    assert_eq!(answer.problem(), (413, "kvsp-limit-exceeded".into()));
+}

@@ -169,3 +169,58 @@ async fn a_decision_is_pending_until_all_have_taken_it() {
     gate.notify_one();
     fixture.settles(2).await;
 }
+
+#[tokio::test]
+async fn who_leads_is_asked_for_the_length_first() {
+    let (fixture, mut members) = three().await;
+    let (reply, gate) = Reply::held();
+    members[1].will(Kind::Length, reply);
+    members[1].leads(123);
+    let begun = fixture.reshard(1, &halves(&members)).await;
+    assert_eq!(begun["pending"]["phase"], "preparing");
+    // Without a session nobody knows who leads: all that may are asked.
+    for member in &mut members {
+        let asked = member.next(Kind::Length).await;
+        let version = (&asked["map"], &asked["version"], &asked["to"]);
+        assert_eq!(version, (&json!(MAP), &json!(1), &json!(2)));
+        assert_eq!(asked["shards"], begun["pending"]["shards"]);
+        assert_eq!(member.rest(), [], "no plan before the length is known");
+    }
+    gate.notify_one();
+    for plan in all_asked(&mut members, Kind::Plan).await {
+        assert_eq!(plan["length"], 123);
+    }
+    fixture.settles(2).await;
+}
+
+#[tokio::test]
+async fn who_knows_nothing_of_lengths_is_passed_over() {
+    for foreign in [
+        Reply::Json(200, json!({})),
+        Reply::Json(202, json!({"accepted": true})),
+        Reply::problem(400, "kvsp-malformed-json"),
+        Reply::problem(405, "x"),
+        Reply::problem(501, "x"),
+    ] {
+        let (fixture, mut members) = three().await;
+        members.iter().for_each(|member| member.will(Kind::Length, foreign.clone()));
+        fixture.reshard(1, &halves(&members)).await;
+        for plan in all_asked(&mut members, Kind::Plan).await {
+            assert_eq!(plan.get("length"), None, "{foreign:?}");
+        }
+        fixture.settles(2).await;
+    }
+}
+
+#[tokio::test]
+async fn a_leader_that_cannot_tell_now_is_asked_again() {
+    let (fixture, mut members) = three().await;
+    members[0].leads(7);
+    for _ in 0..2 {
+        members[0].will(Kind::Length, Reply::problem(503, "kvsp-overloaded"));
+    }
+    fixture.reshard(1, &halves(&members)).await;
+    let plan = fixture.goes_on_until(members[0].next(Kind::Plan)).await;
+    assert_eq!(plan["length"], 7);
+    fixture.goes_on_until(fixture.settles(2)).await;
+}

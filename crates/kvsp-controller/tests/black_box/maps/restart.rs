@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::member::{Kind, Member, Reply};
-use super::{DEADLINE_MS, Fixture, MAP, all_asked, halves, kept_in, path, shards, thirds};
+use super::{DEADLINE_MS, Fixture, MAP, TTL, all_asked, halves, kept_in, path, shards, thirds};
 
 async fn three_in(config: ControllerConfig) -> (Fixture, [Member; 3]) {
     let fixture = Fixture::start(config).await;
@@ -133,6 +133,49 @@ async fn a_restart_right_after_the_request_leaves_one_version() {
         version = now;
         fixture = Some(next);
     }
+}
+
+#[tokio::test]
+async fn a_member_that_started_again_meanwhile_has_lost_its_part() {
+    let folder = TempDir::new().unwrap();
+    let fixture = Fixture::start(kept_in(folder.path())).await;
+    let mut members = [Member::start(), Member::start(), Member::start()];
+    for member in &members {
+        fixture.report(member, 1).await;
+    }
+    fixture.create(&thirds(&members)).await;
+    fixture.server.stop().await.unwrap();
+
+    let fixture = Fixture::start(kept_in(folder.path())).await;
+    fixture.report(&members[0], 1).await;
+    fixture.report(&members[2], 1).await;
+    fixture.clock.advance(Duration::from_millis(100));
+    assert_eq!(fixture.view().await["version"], 1, "each has one TTL to report");
+    fixture.report(&members[1], 2).await;
+    let plan = members[1].next(Kind::Plan).await;
+    assert_eq!((&plan["retain"], &plan["rebuild"]), (&json!([]), &json!([[100, 200]])));
+    assert_eq!(fixture.settles(2).await["shards"], thirds(&members));
+}
+
+#[tokio::test]
+async fn a_member_that_died_with_the_controller_is_found_lost_after_its_ttl() {
+    let folder = TempDir::new().unwrap();
+    let fixture = Fixture::start(kept_in(folder.path())).await;
+    let members = [Member::start(), Member::start(), Member::start()];
+    for member in &members {
+        fixture.report(member, 1).await;
+    }
+    fixture.create(&thirds(&members)).await;
+    fixture.server.stop().await.unwrap();
+
+    let fixture = Fixture::start(kept_in(folder.path())).await;
+    fixture.clock.advance(TTL - Duration::from_millis(100));
+    fixture.report(&members[0], 1).await;
+    fixture.report(&members[2], 1).await;
+    assert_eq!(fixture.view().await["version"], 1);
+    fixture.clock.advance(Duration::from_millis(100));
+    let view = fixture.settles(2).await;
+    assert!(!view["shards"].to_string().contains(members[1].uri()), "{view}");
 }
 
 #[tokio::test]
