@@ -150,6 +150,13 @@ pub(crate) struct Attention {
     reply: Reply<Partial>,
 }
 
+impl Attention {
+    /// Octets of the queries.
+    fn octets(&self) -> usize {
+        size_of_val(self.queries.values.as_slice())
+    }
+}
+
 impl EngineHandle {
     /// Keep pages for these positions of a context, evicting cached blocks where need be: all of them or none.
     /// Idempotent.

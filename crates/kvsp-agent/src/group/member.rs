@@ -30,6 +30,8 @@ use load::Loading;
 
 /// Containers that are read, and those that are stored, at once.
 const MAX_TRANSFERS: usize = 8;
+/// Pieces that are fetched at once, for all plans.
+const MAX_FETCHES: usize = 64;
 
 /// What is known of a map beside what the machine decides by.
 #[derive(Debug, Default)]
@@ -55,6 +57,7 @@ pub(crate) struct Members {
     pub(super) counters: Counters,
     pub(super) reads: Arc<Semaphore>,
     pub(super) stores: Semaphore,
+    pub(super) fetches: Semaphore,
 }
 
 impl Members {
@@ -67,6 +70,7 @@ impl Members {
             counters: Counters::new(metrics),
             reads: Arc::new(Semaphore::new(MAX_TRANSFERS)),
             stores: Semaphore::new(MAX_TRANSFERS),
+            fetches: Semaphore::new(MAX_FETCHES),
         }
     }
 
@@ -210,12 +214,17 @@ pub(super) async fn open(agent: &Arc<Agent>, map: &MapId, open: &OpenContext) ->
     require_engine(agent)?;
     let members = &agent.group.members;
     let _turn = members.turn(map).await;
-    let is_new = members.machine(|machine| machine.owned(map).is_err());
-    let opened = members.machine(|machine| machine.open(map, open))?;
-    if !opened.discard.is_empty() {
+    let version = |machine: &mut Member| machine.answer(map).ok().map(|answer| answer.version);
+    let (before, opened, now) = members.machine(|machine| {
+        let before = version(machine);
+        machine.open(map, open).map(|opened| (before, opened, version(machine)))
+    })?;
+    let is_new = before.is_none();
+    // Where versions were missed, so was the end of the plan.
+    if before != now {
         load::stop(agent, map).await;
-        agent.engine.context_free(map, Some(opened.discard)).await;
     }
+    give_back(agent, map, opened.discard).await;
     if let Err(error) = agent.engine.context_reserve(map, opened.reserve).await {
         if is_new {
             members.machine(|machine| machine.forget(map));

@@ -17,10 +17,12 @@ use super::member;
 use crate::Agent;
 use crate::engine::VerifiedSections;
 
-/// Pieces on their way at once.
+/// Ranges of a plan that are loaded at once.
+const RANGES_IN_FLIGHT: usize = 2;
+/// Pieces of a range that are on their way at once.
 const IN_FLIGHT: usize = 4;
 /// Octets of a piece, where the limits allow as many: enough to use a link well, and little to lose.
-const PIECE_OCTETS: u64 = 8 << 20;
+const PIECE_OCTETS: u64 = 4 << 20;
 /// How often a piece is asked for where a source cannot be reached.
 const TRIES: u32 = 4;
 /// The wait before the second try; it doubles.
@@ -45,7 +47,7 @@ pub(super) struct Order {
 pub(super) async fn load(agent: &Arc<Agent>, order: &Order, fetch: &[FetchRange]) -> Result<(), Problem> {
     stream::iter(fetch.to_vec())
         .map(|part| async move { load_range(agent, order, &part).await })
-        .buffer_unordered(IN_FLIGHT)
+        .buffer_unordered(RANGES_IN_FLIGHT)
         .try_collect::<()>()
         .await
 }
@@ -129,6 +131,7 @@ async fn load_piece(
 ) -> Result<(), Problem> {
     let range = TokenRange::try_from(range).map_err(|error| failed(source, &error))?;
     let tokens = u32::try_from(range.tokens()).map_err(|error| failed(source, &error))?;
+    let place = agent.group.members.fetches.acquire().await;
     let container = match fetch(agent, order, source, range).await {
         Ok(container) => container,
         Err(error) if may_lack && error.problem_type() == Some(ProblemType::MapUnknown) => return Ok(()),
@@ -140,6 +143,7 @@ async fn load_piece(
     let sections = VerifiedSections::of(&container, &agent.descriptor, tokens)
         .map_err(|error| failed(source, &error))?;
     member::fetched(agent, order, range, sections, epoch).await?;
+    drop(place);
     agent.group.members.counters.fetched.inc_by(range.tokens().saturating_mul(token_octets(agent)));
     Ok(())
 }

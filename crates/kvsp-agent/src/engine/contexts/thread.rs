@@ -21,8 +21,8 @@ use super::{Advanced, Attention, ContextCommand, ContextError, Keeper, PassId};
 const MAX_PASSES: usize = 4096;
 /// Most pieces of work that wait for their turn, and most attention that waits for its keys.
 const MAX_WAITING: usize = 4096;
-/// Most octets of queries that wait.
-const MAX_WAITING_OCTETS: usize = 256 << 20;
+/// Most octets of queries that wait for either.
+const MAX_QUERY_OCTETS: usize = 256 << 20;
 /// How long after the last work more of it is to be expected.
 const LIVELY: Duration = Duration::from_secs(1);
 
@@ -210,17 +210,20 @@ impl<E: Engine> Contexts<E> {
     }
 
     fn attend(&mut self, attention: Attention) {
-        match self.readiness(&attention) {
-            Readiness::Ready => self.queue(Work::Attend(attention)),
-            Readiness::Never => Work::Attend(attention).refuse(ContextError::Missing),
-            Readiness::Later => {
-                let octets = |a: &Attention| size_of_val(a.queries.values.as_slice());
-                let waiting: usize = self.waiting.iter().map(octets).sum();
-                if self.waiting.len() >= MAX_WAITING || waiting + octets(&attention) > MAX_WAITING_OCTETS {
-                    return Work::Attend(attention).refuse(ContextError::Busy);
-                }
-                self.waiting.push(attention);
-            }
+        let readiness = self.readiness(&attention);
+        if readiness == Readiness::Never {
+            return Work::Attend(attention).refuse(ContextError::Missing);
+        }
+        let ready = self.work.iter().map(Work::query_octets).sum::<usize>();
+        let waiting = self.waiting.iter().map(Attention::octets).sum::<usize>();
+        let octets = ready.saturating_add(waiting).saturating_add(attention.octets());
+        if octets > MAX_QUERY_OCTETS || self.waiting.len() >= MAX_WAITING {
+            return Work::Attend(attention).refuse(ContextError::Busy);
+        }
+        if readiness == Readiness::Ready {
+            self.queue(Work::Attend(attention));
+        } else {
+            self.waiting.push(attention);
         }
     }
 

@@ -34,6 +34,11 @@ impl Work {
         }
     }
 
+    /// Octets of the queries that it holds.
+    pub(super) fn query_octets(&self) -> usize {
+        if let Self::Attend(attention) = self { attention.octets() } else { 0 }
+    }
+
     /// Refuse it.
     pub(super) fn refuse(self, error: ContextError) {
         // Whoever does not listen any more need not know.
