@@ -310,10 +310,13 @@ impl Instances {
         self.weighed(compat, InstanceState::Active, now)
     }
 
-    /// The sleeping instances that would compute caches of a compatibility, ordered by URI.
+    /// The sleeping instances that would compute caches of a compatibility and may be woken for it, ordered by URI.
+    /// One that had to hand its sessions over is meant to be stopped, so only an order wakes it.
     #[must_use]
-    pub fn sleeping(&mut self, compat: CompatId, now: Time) -> Vec<ActiveInstance> {
-        self.weighed(compat, InstanceState::Sleeping, now)
+    pub fn wakeable(&mut self, compat: CompatId, now: Time) -> Vec<ActiveInstance> {
+        let mut asleep = self.weighed(compat, InstanceState::Sleeping, now);
+        asleep.retain(|instance| !self.migrates(&instance.status.instance));
+        asleep
     }
 
     fn weighed(&mut self, compat: CompatId, state: InstanceState, now: Time) -> Vec<ActiveInstance> {

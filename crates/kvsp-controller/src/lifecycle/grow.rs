@@ -71,7 +71,7 @@ impl ControllerService {
         !self.config.start.command.is_empty()
             || self
                 .instances()
-                .sleeping(request.compat_id, self.now())
+                .wakeable(request.compat_id, self.now())
                 .iter()
                 .any(|asleep| !request.exclude.contains(&asleep.status.instance))
     }
@@ -123,7 +123,7 @@ impl ControllerService {
         known: &Arc<Known>,
     ) -> Result<Step, Problem> {
         let compat = request.compat_id;
-        let mut asleep = self.instances().sleeping(compat, self.now());
+        let mut asleep = self.instances().wakeable(compat, self.now());
         asleep.retain(|asleep| !request.exclude.contains(&asleep.status.instance));
         let batches: BTreeMap<_, _> =
             asleep.iter().map(|asleep| (asleep.status.instance.clone(), asleep.status.batch_size)).collect();

@@ -20,7 +20,7 @@ const LOGGED_OCTETS: usize = 16 << 10;
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 impl ControllerService {
-    /// Runs the hook for one start. It is ended with the controller.
+    /// Runs the hook for one start. It outlives the controller: an instance that it has become serves on.
     pub(super) fn start(self: &Arc<Self>, start: StartId, compat: CompatId) {
         let service = Arc::clone(self);
         self.sessions.spawn(async move {
@@ -43,13 +43,17 @@ impl ControllerService {
     fn spawn_hook(&self, compat: CompatId) -> Option<Child> {
         let (program, arguments) = self.config.start.command.split_first()?;
         let mut command = Command::new(program);
+        // What configures this controller would configure an instance wrongly.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"KVSP_"))
+        {
+            command.env_remove(name);
+        }
         command
             .args(arguments)
             .env("KVSP_COMPAT_ID", compat.to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true);
+            .stderr(Stdio::piped());
         if let Some(base) = self.lifecycle.base.get() {
             command.env("KVSP_CONTROLLER", base.as_str());
         }
@@ -65,7 +69,7 @@ impl ControllerService {
         }
     }
 
-    /// Waits for the hook's end; `None` where the controller's comes first, and then the hook has been killed.
+    /// Waits for the hook's end; `None` where the controller's comes first.
     async fn wait_for(&self, mut child: Child) -> Option<ExitStatus> {
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let mut readers = JoinSet::new();
@@ -81,13 +85,7 @@ impl ControllerService {
                 tracing::warn!(%error, "the end of the start hook cannot be told");
                 None
             }
-            None => {
-                // Killed and waited for, so that no process of ours is left behind.
-                if let Err(error) = child.kill().await {
-                    tracing::warn!(%error, "the start hook cannot be ended");
-                }
-                None
-            }
+            None => None,
         }
     }
 

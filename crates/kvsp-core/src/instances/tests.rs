@@ -214,7 +214,7 @@ fn an_answer_counts_as_a_report() {
     let mut all = fleet(&["a"]);
     all.report(status("a", 1, Sleeping), START).unwrap();
     assert!(all.active(ANY, START).is_empty());
-    assert_eq!(all.sleeping(ANY, START).len(), 1);
+    assert_eq!(all.wakeable(ANY, START).len(), 1);
     assert!(!all.answered(&uri("a"), 1, Active, START), "nobody told it to wake");
     assert_eq!(state_of(&mut all, "a", START), Draining, "so it is told to sleep again");
     all.answered(&uri("a"), 1, Sleeping, START);
@@ -297,4 +297,14 @@ fn epochs_and_orders_outlive_the_controller() {
     all.report(status("c", 1, Active), now).unwrap();
     assert!(all.unrecorded().contains(&InstanceChange::Forget(uri("a"))));
     assert_eq!(all.report(status("a", 1, Active), now), Err(StatusError::Full { max: 2 }));
+}
+
+#[test]
+fn who_handed_over_is_not_woken_by_a_placement() {
+    let mut all = fleet(&["a"]);
+    all.set_state(&uri("a"), Draining, true, START).unwrap();
+    all.report(status("a", 1, Sleeping), START).unwrap();
+    assert!(all.wakeable(ANY, START).is_empty());
+    all.set_state(&uri("a"), Sleeping, false, START).unwrap();
+    assert_eq!(all.wakeable(ANY, START).len(), 1, "another order is another wish");
 }

@@ -170,7 +170,7 @@ async fn starts_and_the_fleet_are_bounded() {
 }
 
 #[tokio::test]
-async fn a_hook_that_stays_ends_with_the_controller() {
+async fn a_hook_that_stays_outlives_the_controller() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("pid");
     let command = script("echo $$ > \"$0\"; exec sleep 600", &file);
@@ -178,8 +178,8 @@ async fn a_hook_that_stays_ends_with_the_controller() {
     let server = server(None, start).await;
     assert_eq!(server.post("placements", &placement(0, 16)).await.problem().0, 503);
     let pid = written(&file).await.remove(0);
-    let process = Path::new("/proc").join(pid);
-    assert!(process.exists());
+    let command = Path::new("/proc").join(&pid).join("cmdline");
     Arc::into_inner(server).unwrap().stop().await.unwrap();
-    assert!(!process.exists(), "ended and reaped");
+    assert_eq!(std::fs::read(command).unwrap(), b"sleep\x00600\x00", "a zombie's would be empty");
+    assert!(std::process::Command::new("kill").args(["-9", &pid]).status().unwrap().success());
 }
