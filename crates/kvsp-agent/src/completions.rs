@@ -192,7 +192,7 @@ async fn begin(
 ) -> Result<(CompletionRequest, Generation), ApiError> {
     let prompt_tokens = prompt_len(&engine_request.prompt);
     let outputs = match order {
-        Some(order) => group::submit(agent, order, engine_request)
+        Some(order) => group::submit(agent, &order, engine_request)
             .map_err(|error: LeadError| ApiError::Overloaded(error.to_string()))?,
         None => agent.engine.submit(engine_request).await.map_err(|error| match error {
             SubmitError::QueueFull => ApiError::Overloaded("the instance's queue is full; try again".into()),

@@ -47,12 +47,12 @@ pub(crate) struct LeadOrder {
 /// [`LeadError`].
 pub(crate) fn submit(
     agent: &Arc<Agent>,
-    order: LeadOrder,
+    order: &LeadOrder,
     request: EngineRequest,
 ) -> Result<mpsc::Receiver<Output>, LeadError> {
     let (lead, before) = agent.group.leads.begin(order.map.clone(), order.epoch, order.session.is_some())?;
     let (output, outputs) = mpsc::channel(request.most_outputs());
-    let mut generation = Generation::new(agent.clone(), lead.clone(), &order, request, output.clone());
+    let mut generation = Generation::new(agent.clone(), lead.clone(), order, request, output.clone());
     let agent = agent.clone();
     agent.clone().tasks.spawn(async move {
         if let Some(before) = before {
@@ -330,7 +330,7 @@ impl Generation {
         match end {
             End::Finished(reason) => self.send(Output::Finished(reason)),
             End::Trouble(trouble) if trouble.verdict() == Verdict::NeedsPrompt => {
-                self.send(Output::NeedsPrompt)
+                self.send(Output::NeedsPrompt);
             }
             End::Trouble(trouble) => {
                 tracing::warn!(map = %self.lead.map, %trouble, "a split context is led no longer");

@@ -31,7 +31,7 @@ use crate::Agent;
 use crate::engine::{Advanced, Gauges, PassId};
 
 /// How long the owner of earlier positions may take to get to a layer: it may have many of them to compute.
-const NEIGHBOUR_WAIT: Duration = Duration::from_secs(60);
+const NEIGHBOUR_WAIT: Duration = Duration::from_secs(120);
 /// Passes of one layer whose attention is asked for while the next ones are projected.
 const IN_FLIGHT: usize = 4;
 
@@ -102,14 +102,13 @@ struct Group<'a> {
     peers: Peers,
     /// Positions that were here before it began.
     held: Ranges,
-    until: Instant,
 }
 
 impl<'a> Group<'a> {
     fn new(agent: &'a Agent, order: &'a Order, held: Ranges) -> Self {
         let peers =
             Peers::new(&agent.client, NEIGHBOUR_WAIT, order.map.clone(), (order.version, order.epoch));
-        Self { agent, order, peers, held, until: Instant::now() + NEIGHBOUR_WAIT }
+        Self { agent, order, peers, held }
     }
 
     async fn compute(&self, mut chunks: Vec<Chunk>) -> Result<Vec<Chunk>, Trouble> {
@@ -177,7 +176,8 @@ impl<'a> Group<'a> {
                 self.agent.engine.attend(&self.order.map, layer, keys.clone(), queries.clone(), until);
             merge.add(positions(&keys), attended.await?)?;
         }
-        for (keys, partial) in self.peers.attend_until(layer, &queries, &remote, self.until).await? {
+        let until = Instant::now() + NEIGHBOUR_WAIT;
+        for (keys, partial) in self.peers.attend_until(layer, &queries, &remote, until).await? {
             merge.add(keys, partial)?;
         }
         Ok(merge.finish()?)

@@ -116,7 +116,7 @@ async fn lead(
             request_ref: None,
             pace: Some(session.pace()),
         };
-        match group::submit(agent, order.clone(), request) {
+        match group::submit(agent, &order, request) {
             Ok(outputs) => return Ok(outputs),
             Err(LeadError::Full) => tokio::time::sleep(QUEUE_AGAIN).await,
             Err(error @ LeadError::Taken) => return Err(NoEngine::Led(error)),

@@ -98,7 +98,7 @@ async fn begin(
 ) -> Result<Response, Failure> {
     request.pace = Some(session.pace());
     let outputs = match session.lead_order(true) {
-        Some(order) => group::submit(agent, order, request)
+        Some(order) => group::submit(agent, &order, request)
             .map_err(|error| Problem::new(ProblemType::Overloaded, error.to_string()).retry_after(1))?,
         None => agent.engine.submit(request).await.map_err(|error| match error {
             SubmitError::QueueFull => {

@@ -5,9 +5,10 @@ use kvsp_llama::ModelSource;
 
 use crate::support::Setup;
 
-/// Logits of a context that is split differ from those of one that is not by less than this: attention is added up in
-/// another order, in `f32`.
-pub(crate) const TOLERANCE: f32 = 1e-3;
+/// Logits of a context that is split differ from those of one that is not by less than this. Attention is added up in
+/// another order; where a key or value then lies on the other side between two steps of `float16`, it differs by one
+/// of them: 1.6e-3 was seen.
+pub(crate) const TOLERANCE: f32 = 3e-3;
 
 /// A greedy answer.
 #[derive(Debug, Clone, PartialEq)]

@@ -85,7 +85,11 @@ impl Generation {
                 Err(Trouble::Ended("it is of another model".into()))
             }
             Ok(view) if view.scope_id != self.scope => Err(Trouble::Ended("it is of another scope".into())),
-            Ok(view) if view.version >= at => Ok((view.version, view.shards)),
+            Ok(view) if view.version >= at => {
+                // What was told otherwise was wrong, or comes again with a commit.
+                self.lead.with(|standing| standing.told = view.version);
+                Ok((view.version, view.shards))
+            }
             Err(error) if error.problem_type() == Some(ProblemType::MapUnknown) => {
                 Err(Trouble::Ended("the controller does not know the map".into()))
             }
