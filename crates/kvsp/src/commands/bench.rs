@@ -22,6 +22,7 @@ mod pin;
 mod programs;
 mod put;
 mod report;
+mod reshard;
 mod row;
 mod sessions;
 mod wire;
@@ -56,6 +57,8 @@ enum BenchName {
     Sessions,
     /// From the loss of an instance to the next token at the client.
     Failover,
+    /// A change of a split context beside the bare copy of what moves, and the pause that decoding sees.
+    Reshard,
 }
 
 /// Measure the speed of the parts on this machine, beside limits measured in the same run.
@@ -101,6 +104,7 @@ impl BenchArgs {
                 BenchName::Checkpoints,
                 BenchName::Sessions,
                 BenchName::Failover,
+                BenchName::Reshard,
             ];
         }
         match self.measure_and_print(json) {
@@ -136,6 +140,7 @@ impl BenchArgs {
                 BenchName::Checkpoints => checkpoints::measure(self.quick, self.state_dir.as_deref())?,
                 BenchName::Sessions => sessions::measure(self.quick, &self.model)?,
                 BenchName::Failover => failover::measure(self.quick, &self.model)?,
+                BenchName::Reshard => reshard::measure(self.quick)?,
             };
             if name.uses_network() {
                 bench.notes.push(network.note());

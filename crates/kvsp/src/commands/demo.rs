@@ -1,10 +1,12 @@
 //! `kvsp demo`: a small fleet of real processes answers questions about a document, the second instance
-//! with the KV cache of the first; then one is killed in the middle of an answer, and the other goes on with it.
+//! with the KV cache of the first; then one is killed in the middle of an answer, and the other goes on with it; then
+//! the document is split over three of them, and split anew while they answer.
 
 mod ask;
 mod report;
 mod second;
 mod story;
+mod third;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,11 +14,11 @@ use std::process::ExitCode;
 use report::Report;
 
 use super::failover::FailoverError;
-use super::fleet::{Fleet, FleetError};
+use super::fleet::{ChangeError, Fleet, FleetError};
 use crate::signals::StopSignals;
 
-/// Start a fleet on loopback, ask it about a document, show what the second instance saved, and kill one in
-/// the middle of an answer.
+/// Start a fleet on loopback, ask it about a document, show what the second instance saved, kill one in the middle
+/// of an answer, and answer with the context split over three.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   kvsp demo --model SmolLM2-135M-Instruct.gguf --name HuggingFaceTB/SmolLM2-135M-Instruct
@@ -24,8 +26,9 @@ use crate::signals::StopSignals;
 
 Exit status 0 means that every check in the table holds: the texts are equal, the tokens were matched, every
 octet that was fetched was verified, and, from 2,000 prompt tokens on, the first token came at least ten times
-sooner; and the sampled answer whose instance was killed at a random token is, token by token, the one that
-nothing interrupted.")]
+sooner; the sampled answer whose instance was killed at a random token is, token by token, the one that nothing
+interrupted; and the answer whose context was split over three instances, then two, one and three, is the one of a
+single instance, with not an octet moved for what stayed in place.")]
 pub(crate) struct DemoArgs {
     /// The model: a Hugging Face folder, a GGUF file, or `tiny`.
     #[arg(long, value_name = "PATH|tiny")]
@@ -54,8 +57,10 @@ enum DemoError {
     Io { what: String, source: std::io::Error },
     #[error(transparent)]
     Fleet(#[from] FleetError),
-    #[error("the second act: {0}")]
+    #[error("the answer: {0}")]
     Failover(#[from] FailoverError),
+    #[error("the third act: {0}")]
+    Change(#[from] ChangeError),
     #[error(transparent)]
     Client(#[from] kvsp_client::ClientError),
     #[error("the gateway answered {status}: {body}")]

@@ -7,7 +7,7 @@ mod strike;
 
 use kvsp_client::ClientError;
 
-pub(crate) use stream::{Event, Heard, Question, listen};
+pub(crate) use stream::{Event, Heard, Question, Stream, listen};
 pub(crate) use strike::{Stage, Strike, Struck};
 
 use super::fleet::FleetError;

@@ -2,6 +2,8 @@
 //! happens.
 
 mod cast;
+mod change;
+mod scrape;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -17,7 +19,11 @@ use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
-pub(crate) use cast::{Cast, CastModel};
+pub(crate) use cast::{Cast, CastModel, Member};
+#[cfg(test)]
+pub(crate) use change::token_octets;
+pub(crate) use change::{Change, ChangeError, Moved, Watch, change, settled};
+pub(crate) use scrape::Scrape;
 
 /// Time for a process to be ready; loading a model from a slow disk takes a while.
 const READY: Duration = Duration::from_secs(120);

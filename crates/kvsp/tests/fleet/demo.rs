@@ -84,6 +84,18 @@ async fn the_demo_shows_that_the_cache_is_reused() {
     let number = |member: &str| failover[member].as_f64().unwrap();
     assert!(number("epoch") >= 2.0 && number("gap_ms") > 0.0, "{failover}");
     assert!(number("killed_at_token") >= 1.0 && number("killed_at_token") < number("tokens"), "{failover}");
+    let reshard = &report["reshard"];
+    assert_eq!(reshard["text"], reshard["text_alone"]);
+    let changes = reshard["changes"].as_array().unwrap();
+    let sizes: Vec<_> =
+        changes.iter().map(|c| (c["from"].as_u64().unwrap(), c["to"].as_u64().unwrap())).collect();
+    assert_eq!(sizes, [(3, 2), (2, 1), (1, 3)]);
+    for change in changes {
+        assert!(
+            change["octets_fetched"].as_u64() > Some(0) && change["pause_ms"].as_f64() > Some(0.0),
+            "{change}"
+        );
+    }
     let answers = report["answers"].as_array().unwrap();
     assert_eq!(answers[0]["text"], answers[1]["text"]);
     assert_eq!(

@@ -3,7 +3,7 @@
 use kvsp_client::ClientError;
 
 use crate::commands::failover::FailoverError;
-use crate::commands::fleet::FleetError;
+use crate::commands::fleet::{ChangeError, FleetError};
 
 /// Why a measurement could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +28,8 @@ pub(super) enum BenchError {
     Fleet(#[from] FleetError),
     #[error(transparent)]
     Failover(#[from] FailoverError),
+    #[error(transparent)]
+    Change(#[from] ChangeError),
     #[error("{0} did not come to be what it should in time")]
     Late(&'static str),
     #[error("no memory for a buffer")]

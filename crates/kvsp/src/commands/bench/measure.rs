@@ -87,6 +87,11 @@ impl Series {
         figure(self.name.clone(), unit, self.samples.iter().map(|s| count / s.wall_s))
     }
 
+    /// What a round takes on the clock, in ms.
+    pub(super) fn time(&self) -> Figure {
+        figure(format!("{}: time", self.name), "ms", self.samples.iter().map(|s| s.wall_s * 1e3))
+    }
+
     /// Things done a second, round by round.
     pub(super) fn rates(&self, count: f64) -> impl Iterator<Item = f64> {
         self.samples.iter().map(move |sample| count / sample.wall_s)

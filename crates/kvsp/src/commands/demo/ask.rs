@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::Request;
 use http::header::CONTENT_TYPE;
-use kvsp_client::{Client, ClientError};
+use kvsp_client::Client;
 use kvsp_openai::{ChatChunk, ErrorBody, Usage, sse};
 use kvsp_proto::path::CHAT_COMPLETIONS;
 use kvsp_proto::uri::BaseUri;
 use serde_json::json;
 
 use super::DemoError;
+use crate::commands::fleet::Scrape;
 
 /// Longest error body that is shown.
 const MAX_ERROR_OCTETS: usize = 4096;
@@ -103,16 +104,5 @@ fn read(payload: &str) -> Result<ChatChunk, DemoError> {
 
 /// A counter or gauge of a service's `/metrics`; 0 where it is not there.
 pub(super) async fn metric(client: &Client, admin: &BaseUri, name: &str) -> Result<u64, DemoError> {
-    let request = Request::get("/").body(Bytes::new()).map_err(|e| DemoError::Answer(e.to_string()))?;
-    let (_, mut body) = client.forward(admin, "metrics", request).await?.into_parts();
-    let mut text = Vec::new();
-    while let Some(chunk) = body.chunk().await? {
-        text.extend_from_slice(&chunk);
-        if text.len() > sse::MAX_EVENT_OCTETS {
-            return Err(ClientError::TooLarge { max: sse::MAX_EVENT_OCTETS as u64 }.into());
-        }
-    }
-    let text = String::from_utf8_lossy(&text);
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    Ok(value.and_then(|v| v.trim().parse::<f64>().ok()).map_or(0, |v| v as u64))
+    Ok(Scrape::of(client, admin).await?.count(name))
 }

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::ask::Answer;
 use super::second::SecondAct;
+use super::third::ThirdAct;
 
 /// Prompt tokens from which the ratio is held to.
 const RATIO_TOKENS: u64 = 2000;
@@ -37,6 +38,7 @@ pub(super) struct Report {
     checks: Vec<Check>,
     ratio: f64,
     second: Option<SecondAct>,
+    third: Option<ThirdAct>,
     pub(super) octets_fetched: u64,
     pub(super) octets_verified: u64,
     pub(super) tokens_computed_by_b: u64,
@@ -51,6 +53,7 @@ impl Report {
             checks: Vec::new(),
             ratio: 0.0,
             second: None,
+            third: None,
             octets_fetched: 0,
             octets_verified: 0,
             tokens_computed_by_b: 0,
@@ -66,6 +69,12 @@ impl Report {
     pub(super) fn add_second(&mut self, act: SecondAct) {
         self.checks.extend(act.checks());
         self.second = Some(act);
+    }
+
+    /// What the third act showed.
+    pub(super) fn add_third(&mut self, act: ThirdAct) {
+        self.checks.extend(act.checks());
+        self.third = Some(act);
     }
 
     fn check(&mut self, name: &'static str, holds: bool, told: String) {
@@ -145,6 +154,9 @@ impl Report {
         if let Some(act) = &self.second {
             println!("{}\n", act.to_text());
         }
+        if let Some(act) = &self.third {
+            println!("{}\n", act.to_text());
+        }
         for check in &self.checks {
             println!("{} {}: {}", if check.holds { "ok   " } else { "WRONG" }, check.name, check.told);
         }
@@ -177,6 +189,7 @@ impl Report {
             "octets_verified": self.octets_verified,
             "answers": rows,
             "failover": self.second.as_ref().map(SecondAct::to_json),
+            "reshard": self.third.as_ref().map(ThirdAct::to_json),
             "checks": checks,
         })
     }

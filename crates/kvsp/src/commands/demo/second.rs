@@ -1,6 +1,7 @@
 //! The second act: the instance that serves a sampled answer is killed in the middle of it.
 
 use kvsp_net::random::{Random as _, SystemRandom};
+use kvsp_proto::uri::BaseUri;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -52,6 +53,11 @@ pub(super) async fn play(
 }
 
 impl SecondAct {
+    /// The instance that was killed.
+    pub(super) const fn struck(&self) -> &BaseUri {
+        &self.struck.instance
+    }
+
     /// What must hold.
     pub(super) fn checks(&self) -> Vec<Check> {
         let (struck, whole) = (&self.struck, &self.whole);

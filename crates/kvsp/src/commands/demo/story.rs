@@ -9,8 +9,9 @@ use kvsp_proto::uri::BaseUri;
 use super::ask::{Answer, ask, metric};
 use super::report::{Report, Row};
 use super::second;
+use super::third;
 use super::{DemoArgs, DemoError};
-use crate::commands::failover;
+use crate::commands::failover::{self, Question};
 use crate::commands::fleet::{Cast, CastModel, Fleet};
 use crate::progress;
 
@@ -26,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How often the demo looks whether it has happened.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Output tokens of the second act with the tiny model, which is so fast that fewer would be over at once.
+/// Output tokens of the later acts with the tiny model, which is so fast that fewer would be over at once.
 const TINY_TOKENS: u32 = 400;
 
 struct Stage {
@@ -51,10 +52,10 @@ pub(super) async fn tell(args: &DemoArgs, fleet: &mut Fleet) -> Result<Report, D
     let spinner = progress::spinner("starting index, holder, controller, two instances and a gateway".into());
     let name = args.name.clone().unwrap_or_else(|| if tiny { "kvsp/tiny".into() } else { String::new() });
     let model = CastModel { path: &args.model, name: &name, block_tokens: BLOCK_TOKENS };
-    let cast = Cast::start(fleet, model).await?;
-    let (controller, gateway) = (cast.controller.base, cast.gateway.base);
-    let (a, b, index_admin) = (cast.a.base, cast.b.base, cast.index.admin);
-    let (a_admin, b_admin) = (cast.a.admin, cast.b.admin);
+    let mut cast = Cast::start(fleet, model).await?;
+    let (controller, gateway) = (cast.controller.base.clone(), cast.gateway.base.clone());
+    let (a, b, index_admin) = (cast.a.base.clone(), cast.b.base.clone(), cast.index.admin.clone());
+    let (a_admin, b_admin) = (cast.a.admin.clone(), cast.b.admin.clone());
     spinner.finish_and_clear();
 
     let stage = Stage { client, controller, gateway, model: name, document, max_tokens: args.max_tokens };
@@ -87,7 +88,18 @@ pub(super) async fn tell(args: &DemoArgs, fleet: &mut Fleet) -> Result<Report, D
     stage.serve_with_both(&a, &b).await?;
     let max_tokens = if tiny { TINY_TOKENS } else { stage.max_tokens };
     let asked = (stage.document.as_str(), first);
-    report.add_second(second::play(&stage.failover(), fleet, &stage.model, asked, max_tokens).await?);
+    let second = second::play(&stage.failover(), fleet, &stage.model, asked, max_tokens).await?;
+    let survivor = if *second.struck() == a { cast.b.clone() } else { cast.a.clone() };
+    report.add_second(second);
+
+    let asked = Question {
+        model: stage.model.clone(),
+        text: format!("{}\n\nQuestion: {first}", stage.document),
+        max_tokens,
+        temperature: 0.0,
+        seed: 0,
+    };
+    report.add_third(third::play(&stage.failover(), fleet, &mut cast, survivor, &asked).await?);
     Ok(report)
 }
 
@@ -159,7 +171,7 @@ impl Stage {
     }
 }
 
-async fn wait(
+pub(super) async fn wait(
     what: &'static str,
     happened: impl AsyncFn() -> Result<bool, DemoError>,
 ) -> Result<(), DemoError> {

@@ -83,26 +83,44 @@ impl Heard {
 
     /// The longest time between two events of which the later came at `from` or afterwards.
     pub(crate) fn longest_gap(&self, from: Instant) -> Duration {
-        let gaps = self.events.windows(2).filter_map(|pair| match pair {
-            [one, next] if next.at >= from => Some(next.at.duration_since(one.at)),
-            _ => None,
-        });
-        gaps.max().unwrap_or_default()
+        self.gaps()
+            .filter(|gap| gap.1 >= from)
+            .map(|gap| gap.1.duration_since(gap.0))
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// The longest time between two events that has a moment of `span` in it.
+    pub(crate) fn longest_gap_in(&self, span: std::ops::RangeInclusive<Instant>) -> Duration {
+        let within = self.gaps().filter(|gap| gap.1 >= *span.start() && gap.0 <= *span.end());
+        within.map(|gap| gap.1.duration_since(gap.0)).max().unwrap_or_default()
+    }
+
+    /// The time between two events, in the middle of all such times.
+    pub(crate) fn median_gap(&self) -> Duration {
+        let mut all: Vec<Duration> = self.gaps().map(|gap| gap.1.duration_since(gap.0)).collect();
+        all.sort_unstable();
+        all.get(all.len() / 2).copied().unwrap_or_default()
+    }
+
+    /// Every two events that follow each other.
+    fn gaps(&self) -> impl Iterator<Item = (Instant, Instant)> {
+        self.events.iter().zip(self.events.iter().skip(1)).map(|(one, next)| (one.at, next.at))
     }
 }
 
 /// An answer that is being streamed.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     body: StreamedBody,
     reader: Reader,
     ready: VecDeque<Raw>,
     /// The session that serves it.
-    pub(super) session: Option<Uuid>,
+    pub(crate) session: Option<Uuid>,
 }
 
 impl Stream {
     /// Asks.
-    pub(super) async fn open(
+    pub(crate) async fn open(
         client: &Client,
         gateway: &BaseUri,
         question: &Question,
@@ -135,7 +153,7 @@ impl Stream {
     }
 
     /// Waits for what comes next and adds it; `false` after the last.
-    pub(super) async fn hear(&mut self, heard: &mut Heard) -> Result<bool, FailoverError> {
+    pub(crate) async fn hear(&mut self, heard: &mut Heard) -> Result<bool, FailoverError> {
         loop {
             if let Some(raw) = self.ready.pop_front() {
                 if raw.data == sse::DONE {
@@ -218,5 +236,7 @@ mod tests {
         assert!(!heard(&[(0, 1), (1, 1)]).is_in_order() && !heard(&[(0, 2), (1, 1)]).is_in_order());
         assert_eq!(one.longest_gap(one.events[0].at), Duration::from_millis(690));
         assert_eq!(one.longest_gap(one.events[4].at), Duration::from_millis(10));
+        assert_eq!(one.longest_gap_in(one.events[0].at..=one.events[1].at), Duration::from_millis(300));
+        assert_eq!(one.median_gap(), Duration::from_millis(300));
     }
 }

@@ -1,6 +1,9 @@
 //! A small fleet: index, holder, controller, two instances and a gateway.
 
+use std::path::Path;
+
 use kvsp_proto::uri::BaseUri;
+use nix::sys::signal::Signal;
 
 use super::{Fleet, FleetError, Process};
 
@@ -29,8 +32,10 @@ pub(crate) struct Cast {
     pub(crate) a: Member,
     pub(crate) b: Member,
     pub(crate) gateway: Member,
+    /// What the controller is started with.
+    controller_args: Vec<String>,
     /// What an instance is started with.
-    instance: Vec<String>,
+    instance_args: Vec<String>,
 }
 
 impl From<&Process> for Member {
@@ -54,6 +59,7 @@ impl Cast {
         let holder: Member = fleet.start("holder", &[&["holder"], &to_index[..]].concat()).await?.into();
         let args = [&["controller", "--state", &state], &to_index[..]].concat();
         let controller: Member = fleet.start("controller", &args).await?.into();
+        let controller_args = owned(&args);
         let to_controller = ["--controller", controller.base.as_str()];
         let to_holder = ["--holder", holder.base.as_str()];
         // All of them run on this machine.
@@ -61,15 +67,36 @@ impl Cast {
         let args = [&instance[..], &to_index, &to_controller, &to_holder, &common].concat();
         let a = fleet.start("instance-a", &args).await?.into();
         let b = fleet.start("instance-b", &args).await?.into();
-        let instance = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let instance_args = owned(&args);
         let args = [&["gateway"], &to_controller[..], &common].concat();
         let gateway = fleet.start("gateway", &args).await?.into();
-        Ok(Self { index, controller, a, b, gateway, instance })
+        Ok(Self { index, controller, a, b, gateway, controller_args, instance_args })
     }
 
-    /// Starts one more instance, in the place of one that was killed.
+    /// Starts one more instance.
     pub(crate) async fn start_instance(&self, fleet: &mut Fleet) -> Result<Member, FleetError> {
-        let args: Vec<&str> = self.instance.iter().map(String::as_str).collect();
+        let args: Vec<&str> = self.instance_args.iter().map(String::as_str).collect();
         fleet.start("instance-next", &args).await.map(Member::from)
     }
+
+    /// Stops the controller and starts it again under the same URI, with what it kept and another configuration.
+    pub(crate) async fn reconfigure_controller(
+        &mut self,
+        fleet: &mut Fleet,
+        config: &Path,
+    ) -> Result<(), FleetError> {
+        let base = self.controller.base.clone();
+        fleet.signal(&base, Signal::SIGTERM)?;
+        fleet.bury(&base).await?;
+        let listen = base.as_str().split('/').nth(2).unwrap_or_default();
+        let config = config.to_string_lossy();
+        let mut args: Vec<&str> = self.controller_args.iter().map(String::as_str).collect();
+        args.extend(["--listen", listen, "--config", &config]);
+        self.controller = fleet.start("controller", &args).await?.into();
+        Ok(())
+    }
+}
+
+fn owned(args: &[&str]) -> Vec<String> {
+    args.iter().map(|arg| (*arg).to_owned()).collect()
 }
