@@ -70,7 +70,16 @@ impl Fixture {
 
     /// Has [`MAP`] split anew from a version; how it stands then.
     async fn reshard(&self, from: u64, shards: &Value) -> Value {
-        let body = json!({"from": from, "shards": shards, "deadline_ms": DEADLINE_MS});
+        self.reshard_within(DEADLINE_MS, from, shards).await
+    }
+
+    /// The same for a test that lets the clock go on: with a deadline that it does not come to.
+    async fn reshard_unhurried(&self, from: u64, shards: &Value) -> Value {
+        self.reshard_within(600_000, from, shards).await
+    }
+
+    async fn reshard_within(&self, deadline_ms: u64, from: u64, shards: &Value) -> Value {
+        let body = json!({"from": from, "shards": shards, "deadline_ms": deadline_ms});
         let answer = self.server.post(&reshard_path(MAP), &body).await;
         assert_eq!(answer.status, 202, "{answer:?}");
         answer.json()
@@ -91,7 +100,8 @@ impl Fixture {
         self.reaches(&format!("settled at {version}"), settled).await
     }
 
-    /// Lets the controller's clock go on in steps below a stall until something has happened.
+    /// Lets the controller's clock go on in steps below a stall until something has happened. How far it comes depends on
+    /// the machine: nothing else may hang on it.
     async fn goes_on_until<T>(&self, what: impl Future<Output = T>) -> T {
         let steps = async {
             loop {

@@ -93,7 +93,7 @@ async fn a_member_that_cannot_answer_now_is_asked_again() {
         for _ in 0..2 {
             members[1].will(Kind::Plan, trouble.clone());
         }
-        fixture.reshard(1, &halves(&members)).await;
+        fixture.reshard_unhurried(1, &halves(&members)).await;
         let mut plans = vec![members[1].next(Kind::Plan).await];
         for _ in 0..2 {
             let again = fixture.goes_on_until(members[1].next(Kind::Plan)).await;
@@ -116,7 +116,7 @@ async fn a_decision_is_told_until_it_is_taken() {
         if kind == Kind::Abort {
             members[0].will(Kind::Plan, Reply::problem(507, "kvsp-storage-full"));
         }
-        fixture.reshard(1, &halves(&members)).await;
+        fixture.reshard_unhurried(1, &halves(&members)).await;
         let first = members[2].until(kind).await;
         for _ in 0..3 {
             let again = fixture.goes_on_until(members[2].next(kind)).await;
@@ -137,7 +137,7 @@ async fn a_200_alone_acknowledges() {
     members[0].will(Kind::Plan, Reply::Json(200, json!({})));
     members[0].will(Kind::Commit, Reply::Json(200, json!([])));
     members[1].will(Kind::Plan, Reply::Json(202, json!({"map": MAP, "version": 1})));
-    fixture.reshard(1, &halves(&members)).await;
+    fixture.reshard_unhurried(1, &halves(&members)).await;
     members[1].next(Kind::Plan).await;
     fixture.goes_on_until(members[1].next(Kind::Plan)).await;
     fixture.goes_on_until(fixture.settles(2)).await;

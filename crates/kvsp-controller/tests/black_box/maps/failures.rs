@@ -119,6 +119,6 @@ async fn an_instance_that_has_failed_is_no_member_of_a_new_group() {
     if answer.status != 202 {
         assert_eq!(answer.problem(), (409, "kvsp-instance-not-active".into()));
     }
-    let view = fixture.goes_on_until(fixture.reaches("settled", |view| view.get("pending").is_none())).await;
+    let view = fixture.reaches("settled", |view| view.get("pending").is_none()).await;
     assert_eq!(view["shards"], halves(&members));
 }

@@ -71,7 +71,7 @@ fn instances_of(view: &Value) -> Vec<&str> {
 
 async fn settles(fixture: &Fixture, map: &str, version: u64) -> Value {
     let settled = |view: &Value| view["version"] == version && view.get("pending").is_none();
-    fixture.goes_on_until(reaches(&fixture.server, map, "settled", settled)).await
+    reaches(&fixture.server, map, "settled", settled).await
 }
 
 #[tokio::test]
@@ -180,7 +180,7 @@ async fn a_map_ends_with_its_session() {
     let (_, session) = place(&fixture.server).await;
     assert_eq!(fixture.server.delete(&format!("sessions/{session}")).await.status, 204);
     for member in &mut members {
-        assert_eq!(fixture.goes_on_until(member.next(Kind::Forget)).await, json!(session));
+        assert_eq!(member.next(Kind::Forget).await, json!(session));
     }
     assert_eq!(fixture.server.get(&path(&session)).await.problem(), (404, "kvsp-map-unknown".into()));
 }
@@ -200,19 +200,13 @@ async fn who_goes_on_with_a_session_leads_its_map() {
     fixture.clock.advance(Duration::from_millis(100));
     let mut others = others.into_iter();
     let (one, two) = (others.next().unwrap(), others.next().unwrap());
-    let resume = fixture.goes_on_until(async {
-        tokio::select! {
-            resume = one.until(Kind::Resume) => resume,
-            resume = two.until(Kind::Resume) => resume,
-        }
-    });
-    let resume = resume.await;
+    let resume = tokio::select! {
+        resume = one.until(Kind::Resume) => resume,
+        resume = two.until(Kind::Resume) => resume,
+    };
     assert_eq!((&resume["map"], &resume["epoch"]), (&json!(session), &json!(2)));
     let dead = placed["instance"].as_str().unwrap();
-    let view = fixture
-        .goes_on_until(reaches(&fixture.server, &session, "without the dead", |view| {
-            view.get("pending").is_none() && !instances_of(view).contains(&dead)
-        }))
-        .await;
+    let without = |view: &Value| view.get("pending").is_none() && !instances_of(view).contains(&dead);
+    let view = reaches(&fixture.server, &session, "without the dead", without).await;
     assert!(view["version"].as_u64().unwrap() >= 3, "{view}");
 }

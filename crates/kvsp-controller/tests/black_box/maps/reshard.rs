@@ -219,7 +219,7 @@ async fn a_leader_that_cannot_tell_now_is_asked_again() {
     for _ in 0..2 {
         members[0].will(Kind::Length, Reply::problem(503, "kvsp-overloaded"));
     }
-    fixture.reshard(1, &halves(&members)).await;
+    fixture.reshard_unhurried(1, &halves(&members)).await;
     let plan = fixture.goes_on_until(members[0].next(Kind::Plan)).await;
     assert_eq!(plan["length"], 7);
     fixture.goes_on_until(fixture.settles(2)).await;

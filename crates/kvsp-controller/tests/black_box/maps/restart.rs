@@ -70,7 +70,7 @@ async fn a_decision_is_told_on_by_the_next_process() {
         if kind == Kind::Abort {
             members[0].will(Kind::Plan, Reply::problem(507, "kvsp-storage-full"));
         }
-        fixture.reshard(1, &halves(&members)).await;
+        fixture.reshard_unhurried(1, &halves(&members)).await;
         let mut first = Vec::new();
         for member in &mut members {
             first.push(member.until(kind).await);
@@ -112,7 +112,7 @@ async fn a_restart_right_after_the_request_leaves_one_version() {
     for round in 0..6 {
         let running = fixture.take().unwrap();
         let to = if round % 2 == 0 { halves(&members) } else { thirds(&members) };
-        running.reshard(version, &to).await;
+        running.reshard_unhurried(version, &to).await;
         // As far as it comes.
         tokio::time::sleep(Duration::from_millis(3 * round)).await;
         running.server.stop().await.unwrap();
