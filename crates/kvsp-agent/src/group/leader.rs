@@ -41,7 +41,7 @@ pub(super) use view::View;
 const MAX_LED: usize = 1024;
 
 /// A change of the map whose decision is still to come.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Plan {
     /// The version it leads to.
     pub(super) to: u64,

@@ -43,6 +43,9 @@ pub(crate) enum Trouble {
     /// Counts beyond what the wire can say.
     #[error("a count is too large")]
     TooLarge,
+    /// The map is about to change, so that nothing is computed at the version that holds still.
+    #[error("the map is about to change")]
+    Changing,
     /// A leader of a higher epoch has the context.
     #[error("another instance leads the context at a higher epoch")]
     Fenced,
@@ -93,6 +96,7 @@ impl Trouble {
             | Self::Here(_)
             | Self::Context(_)
             | Self::Merge(_)
+            | Self::Changing
             | Self::Uncovered(_) => Verdict::Again,
         }
     }

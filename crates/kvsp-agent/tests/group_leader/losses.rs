@@ -1,6 +1,6 @@
 //! Members and leaders that die; the text does not change.
 
-use kvsp_proto::message::{Needs, PromptRequest};
+use kvsp_proto::message::{Needs, PromptRequest, TokenEvent};
 
 use crate::oracle::greedy;
 use crate::support::{client, eventually, prompt};
@@ -82,21 +82,27 @@ async fn a_leader_that_dies_with_its_shard_is_followed_once_the_prompt_is_known(
     let second = Job { epoch: 2, ..first };
     let (_, mut broken) = second.resume(&team.instances[0], &checkpoint, 150).await;
     assert_eq!(broken.end().await, None, "it ends where the prompt is needed");
+    let tokens = once_prompted(&team, 0, &second, &prompt).await;
+    assert_eq!(tokens.len(), 150);
+    greedy(&prompt, 150).assert_same(&tokens, "a leader died with a shard of the prompt");
+}
+
+/// All tokens of a session that asks for its prompt, which it gets.
+async fn once_prompted(team: &Team, leader: usize, job: &Job, prompt: &[u32]) -> Vec<u32> {
     let mut stream = eventually("that the prompt is asked for", async || {
-        let stream = client().tokens(&team.base(0), second.id, 0).await.unwrap();
+        let stream = client().tokens(&team.base(leader), job.id, 0).await.unwrap();
         (stream.needs == Some(Needs::Prompt)).then_some(stream)
     })
     .await;
-    let request = PromptRequest { epoch: 2, tokens: prompt.clone() };
-    client().give_prompt(&team.base(0), second.id, &request).await.unwrap();
+    let request = PromptRequest { epoch: job.epoch, tokens: prompt.to_vec() };
+    client().give_prompt(&team.base(leader), job.id, &request).await.unwrap();
     let mut tokens = Vec::new();
     while let Some(event) = stream.next().await {
-        if let kvsp_proto::message::TokenEvent::Token { token, .. } = event.unwrap() {
+        if let TokenEvent::Token { token, .. } = event.unwrap() {
             tokens.push(token);
         }
     }
-    assert_eq!(tokens.len(), 150);
-    greedy(&prompt, 150).assert_same(&tokens, "a leader died with a shard of the prompt");
+    tokens
 }
 
 /// An owner-to-be dies after its acknowledgement, with the commit: the leader cannot go over to that version, and goes
@@ -118,4 +124,26 @@ async fn a_new_owner_may_die_with_the_commit() {
     team.commit(pending).await;
     told.end().await.unwrap();
     greedy(&prompt, 150).assert_same(&told.tokens, "a new owner died with the commit");
+}
+
+/// A leader takes over while a change is open of which it was told nothing. What the owners-to-be have loaded may be of
+/// tokens that it does not know of, and counts for nothing: once the change is committed, that is computed again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_may_take_over_while_the_map_changes() {
+    let team = Team::of(3).await;
+    let prompt = prompt(9, 150);
+    let first = team.session(1, THREE);
+    let mut told = first.start(&team.instances[0], &prompt, 2000).await;
+    told.until(40).await;
+    let pending = team.prepare(&first.map(), 0, &[(90, 2), (600, 1)], &[]).await;
+    told.until(60).await;
+    let checkpoint = team.desk.recorded_to(first.id, 60).await;
+    let second = Job { epoch: 2, ..first };
+    let (_, mut gone_on) = second.resume(&team.instances[1], &checkpoint, 200).await;
+    gone_on.until(90).await;
+    team.commit(pending).await;
+    assert_eq!(gone_on.end().await, None, "the prompt is needed");
+    let tokens = once_prompted(&team, 1, &second, &prompt).await;
+    assert_eq!((tokens.len(), &tokens[..gone_on.tokens.len()]), (200, &gone_on.tokens[..]));
+    greedy(&prompt, 200).assert_same(&tokens, "a leader that took over in a change");
 }

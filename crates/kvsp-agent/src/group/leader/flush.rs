@@ -25,8 +25,8 @@ pub(in super::super) struct Flush {
 struct Done {
     /// The owners have what lies before.
     end: u64,
-    /// The change, as it was when the flush began, is none any more: a plan to this version.
-    undone: Option<u64>,
+    /// A change that was open when the flush began, and is so no more.
+    undone: Option<Plan>,
 }
 
 impl Drop for Flush {
@@ -73,9 +73,8 @@ impl Generation {
 
     async fn flushed(&mut self, done: &Done) {
         let gone = self.lead.with(|standing| {
-            if let Some(to) = done.undone {
-                standing.plan.take_if(|plan| plan.to == to);
-            }
+            let is_same = |plan: &mut Plan| done.undone.as_ref().is_some_and(|undone| *undone == *plan);
+            standing.plan.take_if(is_same);
             standing.stored_to(done.end)
         });
         if !gone.is_empty() {
@@ -132,7 +131,7 @@ async fn flush(
         }
     }
     let undone = match plan {
-        Some(plan) if is_undone(&agent, &map, &plan).await => Some(plan.to),
+        Some(plan) if is_undone(&agent, &map, &plan).await => Some(plan),
         _ => None,
     };
     Ok(Done { end, undone })

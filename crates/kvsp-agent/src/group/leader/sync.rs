@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, try_join_all};
 use kvsp_client::ClientError;
 use kvsp_core::reshard::{Ranges, instances_of, ranges_of};
-use kvsp_proto::message::{OpenContext, PrefillRequest, Shard, TokenRange};
+use kvsp_proto::message::{OpenContext, Phase, PrefillRequest, Shard, TokenRange};
 use kvsp_proto::problem::ProblemType;
 use kvsp_proto::uri::BaseUri;
 use tokio::time::Instant;
@@ -16,8 +16,8 @@ use super::super::generation::{Generation, STEP_TIMEOUT};
 use super::super::remote::Peers;
 use super::super::trouble::Trouble;
 use super::super::{member, prefill};
-use super::View;
 use super::flush::{Target, store};
+use super::{Plan, View};
 
 /// How long the controller may take to tell how a map stands.
 pub(super) const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -25,8 +25,20 @@ pub(super) const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long the computation of a range may take at its owner.
 const PREFILL_TIMEOUT: Duration = Duration::from_secs(600);
+/// As many positions are sooner computed twice than waited for.
+const CHEAP_TOKENS: u64 = 64;
+/// How long what nobody holds waits for a change of the map that is being prepared.
+const PREPARING_WAIT: Duration = Duration::from_secs(2);
 /// Between two attempts: first, and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(250));
+
+/// How a map stands.
+struct Known {
+    version: u64,
+    shards: Vec<Shard>,
+    /// The version and the shards of a change that members prepare.
+    preparing: Option<(u64, Vec<Shard>)>,
+}
 
 impl Generation {
     /// Go over to the version that holds, as soon as that can be had: afterwards every position before the last
@@ -54,7 +66,7 @@ impl Generation {
     async fn attempt(&mut self) -> Result<(), Trouble> {
         // A flush to another version has nothing more to say.
         self.flush = None;
-        let (version, shards) = self.look().await?;
+        let Known { version, shards, preparing } = self.look().await?;
         let held = self.open(version, &shards).await?;
         self.fresh = false;
         let wanted = Ranges::one(0..self.length().saturating_sub(1));
@@ -63,18 +75,28 @@ impl Generation {
         if rest.start().is_some_and(|start| start < self.unknown) {
             return Err(Trouble::NeedsPrompt);
         }
+        let is_early = self.trouble_since.is_none_or(|since| since.elapsed() < PREPARING_WAIT);
+        if rest.tokens() > CHEAP_TOKENS && preparing.is_some() && is_early {
+            // Computed now, it would be with the owners of this version alone, and soon be computed once more.
+            return Err(Trouble::Changing);
+        }
         self.compute(version, &shards, &rest).await?;
-        self.go_over(version, shards).await;
+        self.go_over(version, shards, preparing).await;
         Ok(())
     }
 
-    /// The version that holds, and its shards.
-    async fn look(&self) -> Result<(u64, Vec<Shard>), Trouble> {
-        let known = self.view.as_ref().map(|view| (view.version, view.shards.clone()));
-        let at = known.as_ref().map_or(0, |(version, _)| *version);
+    /// The version that holds.
+    async fn look(&self) -> Result<Known, Trouble> {
+        let known = self.view.as_ref().map(|view| Known {
+            version: view.version,
+            shards: view.shards.clone(),
+            preparing: None,
+        });
+        let at = known.as_ref().map_or(0, |known| known.version);
         // Told by a commit of a change whose shards were told before: the shortest way.
-        if let Some(told) = self.lead.with(|s| s.told_shards.take()).filter(|(told, _)| *told > at) {
-            return Ok(told);
+        let told = self.lead.with(|standing| standing.told_shards.take());
+        if let Some((version, shards)) = told.filter(|(version, _)| *version > at) {
+            return Ok(Known { version, shards, preparing: None });
         }
         let Some(controller) = &self.agent.config.controller else {
             return known.ok_or_else(|| Trouble::Ended("no controller is configured here".into()));
@@ -88,7 +110,9 @@ impl Generation {
             Ok(view) if view.version >= at => {
                 // What was told otherwise was wrong, or comes again with a commit.
                 self.lead.with(|standing| standing.told = view.version);
-                Ok((view.version, view.shards))
+                let pending = view.pending.filter(|pending| pending.phase == Phase::Preparing);
+                let preparing = pending.map(|pending| (pending.to, pending.shards));
+                Ok(Known { version: view.version, shards: view.shards, preparing })
             }
             Err(error) if error.problem_type() == Some(ProblemType::MapUnknown) => {
                 Err(Trouble::Ended("the controller does not know the map".into()))
@@ -209,8 +233,9 @@ impl Generation {
         self.tokens.get(at(range.start())..at(range.end())).unwrap_or_default().to_vec()
     }
 
-    /// Compute at this version from now on. The owners have all positions before the last one.
-    async fn go_over(&mut self, version: u64, shards: Vec<Shard>) {
+    /// Compute at this version from now on. The owners have all positions before the last one. A change that is
+    /// being prepared, of which this leader was told nothing, keeps what is computed from now on in the staging.
+    async fn go_over(&mut self, version: u64, shards: Vec<Shard>, preparing: Option<(u64, Vec<Shard>)>) {
         let (map, epoch) = (self.lead.map.clone(), self.lead.epoch);
         let peers = Peers::new(&self.agent.client, STEP_TIMEOUT, map.clone(), (version, epoch));
         self.view = Some(View::new(version, shards, &self.agent.base, peers));
@@ -223,7 +248,11 @@ impl Generation {
                 standing.plan.take_if(|plan| plan.to <= version);
             }
             standing.told = standing.told.max(version);
-            standing.stored_to(end)
+            let unheard = preparing.filter(|(to, _)| standing.plan.is_none() && *to > standing.told);
+            let gone = standing.stored_to(end);
+            standing.plan =
+                standing.plan.take().or(unheard.map(|(to, shards)| Plan { to, shards, length: end }));
+            gone
         });
         if !gone.is_empty() {
             self.agent.engine.context_unstage(&map, Some(gone)).await;
