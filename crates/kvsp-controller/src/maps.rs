@@ -18,8 +18,9 @@ use kvsp_core::reshard::{
 use kvsp_core::time::Time;
 use kvsp_net::Failure;
 use kvsp_proto::id::ScopeId;
-use kvsp_proto::message::{MapCreate, MapId, MapList, MapView, ReshardRequest};
+use kvsp_proto::message::{MapCreate, MapId, MapList, MapView, ReshardRequest, Shard};
 use kvsp_proto::problem::{Problem, ProblemType};
+use kvsp_proto::record::InstanceState;
 use kvsp_proto::uri::BaseUri;
 use kvsp_store::state::{GroupCommit, StateError};
 use tokio::sync::{Notify, Semaphore, oneshot};
@@ -120,6 +121,7 @@ impl ControllerService {
             shards: create.shards,
             leader,
         };
+        self.refuse_failed(&new.shards)?;
         let mut created = false;
         let view = self
             .change_map(|maps, now| {
@@ -145,7 +147,18 @@ impl ControllerService {
         request: ReshardRequest,
     ) -> Result<MapView, Unmade> {
         let ReshardRequest { from, shards, deadline_ms } = request;
+        self.view_map(map)?;
+        self.refuse_failed(&shards)?;
         self.change_map(|maps, now| maps.reshard(map, from, shards.clone(), deadline_ms, now)).await
+    }
+
+    /// An instance whose status has expired gets no part. The machine knows of failures of those that are in maps.
+    fn refuse_failed(&self, shards: &[Shard]) -> Result<(), MapError> {
+        let (mut instances, now) = (self.instances(), self.now());
+        let failed = shards.iter().map(|shard| &shard.instance).find(|instance| {
+            instances.view(instance, now).is_some_and(|held| held.status.state == InstanceState::Failed)
+        });
+        failed.map_or(Ok(()), |instance| Err(MapError::Failed { instance: instance.clone() }))
     }
 
     /// Ends a map.

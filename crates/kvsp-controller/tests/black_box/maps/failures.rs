@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::member::{Kind, Member, Reply};
-use super::{Fixture, MAP, TTL, all_asked, halves, moves, reshard_path, thirds, three};
+use super::{Fixture, MAP, TTL, all_asked, body, halves, moves, path, reshard_path, thirds, three};
 
 /// Three members, each of which has reported.
 async fn three_alive() -> (Fixture, [Member; 3]) {
@@ -113,12 +113,16 @@ async fn an_instance_that_has_failed_is_no_member_of_a_new_group() {
     members[2].kill().await;
     let [a, b, _] = members.each_ref();
     outlive(&fixture, &[a, b]).await;
-    let body = json!({"from": 2, "shards": thirds(&members), "deadline_ms": 300});
-    let answer = fixture.server.post(&reshard_path(MAP), &body).await;
-    // It may come before the controller has looked at the clock; then the change is aborted.
-    if answer.status != 202 {
-        assert_eq!(answer.problem(), (409, "kvsp-instance-not-active".into()));
+    for (request, wanted) in [(2, thirds(&members)), (2, halves(&members)), (7, halves(&members))] {
+        let body = json!({"from": request, "shards": wanted, "deadline_ms": 300});
+        let answer = fixture.server.post(&reshard_path(MAP), &body).await;
+        match (request, wanted == halves(&members)) {
+            (2, false) => assert_eq!(answer.problem(), (409, "kvsp-instance-not-active".into())),
+            (2, true) => assert_eq!(answer.status, 202, "the others may"),
+            _ => assert_eq!(answer.problem(), (409, "kvsp-reshard-conflict".into())),
+        }
     }
-    let view = fixture.reaches("settled", |view| view.get("pending").is_none()).await;
-    assert_eq!(view["shards"], halves(&members));
+    let new = fixture.server.put(&path("another"), &body(&thirds(&members))).await;
+    assert_eq!(new.problem(), (409, "kvsp-instance-not-active".into()));
+    assert_eq!(fixture.settles(3).await["shards"], halves(&members));
 }
