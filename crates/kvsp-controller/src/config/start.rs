@@ -12,7 +12,7 @@ pub struct StartSettings {
     /// The program and its arguments, run without a shell; empty: nothing is started. Its environment has the
     /// controller's base URI in `KVSP_CONTROLLER` and the compatibility wanted in `KVSP_COMPAT_ID`. Exit status 0
     /// says that an instance is coming, any other that none is; it may also go on running as the instance itself,
-    /// and ends with the controller then.
+    /// and outlives the controller then.
     pub command: Vec<String>,
     /// Starts of which no instance has reported yet.
     pub max_starts: usize,
