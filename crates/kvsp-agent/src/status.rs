@@ -33,7 +33,7 @@ impl Agent {
             instance: self.base.clone(),
             epoch: self.epoch,
             state: self.lifecycle.get(),
-            running: Gauges::read(&gauges.running),
+            running: Gauges::read(&gauges.running) + self.group.leads.count() as u64,
             queued: self.engine.queued(),
             batch_size: self.config.max_running as u64,
             kv_utilization: gauges.kv_utilization(),
