@@ -13,13 +13,16 @@ const PACKAGES: [&str; 7] =
     ["kvsp-core", "kvsp-proto", "kvsp-blocks", "kvsp-store", "kvsp-engine", "kvsp-gateway", "kvsp-agent"];
 /// Test programs of the package `kvsp` that do so; its other ones take no counts.
 const PROGRAM: &str = "kvsp";
-const PROGRAM_SUITES: [&str; 3] = ["tests/crash/main.rs", "tests/faults/main.rs", "tests/sessions/main.rs"];
+const PROGRAM_SUITES: [&str; 4] =
+    ["tests/crash/main.rs", "tests/faults/main.rs", "tests/resharding/main.rs", "tests/sessions/main.rs"];
 /// How often the program is killed under load, and how many blocks a restart finds.
 const KILLS: &str = "200";
 const BLOCKS: &str = "10000";
 /// How many instances are killed at a checkpoint of a session, enough for each of them at every moment, and as
 /// many between two.
 const SESSION_KILLS: &str = "250";
+/// How many processes are killed in the middle of a change of a split context.
+const RESHARD_KILLS: &str = "100";
 /// Operations of one run against a model.
 const OPERATIONS: &str = "100000";
 /// Cases of one property.
@@ -71,7 +74,8 @@ pub(crate) fn run(options: SoakOptions) -> Result<(), TaskError> {
     }
     println!(
         "soak with KVSP_SOAK_OPS={OPERATIONS} PROPTEST_CASES={CASES} KVSP_CRASH_KILLS={KILLS} \
-         KVSP_CRASH_BLOCKS={BLOCKS} KVSP_SESSION_KILLS={SESSION_KILLS}:"
+         KVSP_CRASH_BLOCKS={BLOCKS} KVSP_SESSION_KILLS={SESSION_KILLS} \
+         KVSP_RESHARD_KILLS={RESHARD_KILLS}:"
     );
     for line in report {
         println!("{line}");
@@ -110,7 +114,7 @@ impl Suite {
         command.current_dir(&self.directory);
         command.arg("--quiet").env("KVSP_SOAK_OPS", OPERATIONS).env("PROPTEST_CASES", CASES);
         command.env("KVSP_CRASH_KILLS", KILLS).env("KVSP_CRASH_BLOCKS", BLOCKS);
-        command.env("KVSP_SESSION_KILLS", SESSION_KILLS);
+        command.env("KVSP_SESSION_KILLS", SESSION_KILLS).env("KVSP_RESHARD_KILLS", RESHARD_KILLS);
         if self.package == PROGRAM {
             // What these suites did is told on stdout, and they measure the machine: one at a time.
             command.args(["--nocapture", "--test-threads=1"]);

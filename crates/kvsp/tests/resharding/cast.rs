@@ -53,8 +53,13 @@ pub(crate) struct Settings {
 impl Settings {
     /// Three instances to be, over which a long prompt is split, and stays so.
     pub(crate) fn split(instances: usize) -> Self {
+        Self::split_to(instances, 3)
+    }
+
+    /// The same, with fewer members once the prompt is computed.
+    pub(crate) fn split_to(instances: usize, members: usize) -> Self {
         let controller = format!(
-            "[controller.groups]\nmin_tokens = {MIN_TOKENS}\nmax_members = 3\ndecode_members = 3\n\
+            "[controller.groups]\nmin_tokens = {MIN_TOKENS}\nmax_members = 3\ndecode_members = {members}\n\
              deadline_ms = {DEADLINE_MS}\n"
         );
         Self { instances, controller, instance: String::new() }

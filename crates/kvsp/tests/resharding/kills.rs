@@ -91,7 +91,12 @@ pub(crate) struct Hall {
 impl Hall {
     /// The undisturbed answer is that of a single instance, and that of three is the same.
     pub(crate) async fn open(sampling: Sampling) -> Self {
-        let mut cast = Cast::start(&Settings::split(1)).await;
+        Self::open_with(sampling, &Settings::split(1)).await
+    }
+
+    /// The same, with one instance in the beginning and other settings.
+    pub(crate) async fn open_with(sampling: Sampling, settings: &Settings) -> Self {
+        let mut cast = Cast::start(settings).await;
         let question = long_question(sampling);
         let prompt = question["prompt"].as_str().unwrap().len() as u64;
         let alone = cast.ask(&question).await;
@@ -105,7 +110,7 @@ impl Hall {
         cast.plan.drag(DRAG);
         let begin = Instant::now();
         let stream = cast.ask(&question).await;
-        split(&cast, &stream.session()).await;
+        assert!(view(&cast, &stream.session()).await.is_some(), "three instances are a group");
         let heard = stream.whole().await;
         let took = begin.elapsed();
         let oracle = Oracle::of(&question);
@@ -193,8 +198,17 @@ struct Outcome {
     struck: bool,
     /// How much longer the answer took than one that nothing interrupts.
     longer: Duration,
+    /// What the answer showed.
+    checked: Checked,
+}
+
+/// What an answer showed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Checked {
+    /// Whether it still went on when its map was settled, so that the owners could be asked for what they hold.
+    pub(crate) covered: bool,
     /// Tokens that are others, and as good.
-    others: usize,
+    pub(crate) others: usize,
 }
 
 impl Hall {
@@ -229,21 +243,22 @@ impl Hall {
             self.revive(process, case.late).await;
         }
         self.cast.plan.arm(None, 0);
-        let others = self.check(&map, stream, &what).await;
+        let checked = self.check(&map, stream, &what).await;
         let longer = begin.elapsed().saturating_sub(self.took);
         self.cast.all_active().await;
-        Outcome { struck: struck.is_some(), longer, others }
+        Outcome { struck: struck.is_some(), longer, checked }
     }
 
     /// The map settles with the whole prompt at its owners while the answer goes on, and the answer is the one that
     /// nothing interrupts.
-    pub(crate) async fn check(&self, map: &str, stream: Stream, what: &str) -> usize {
+    pub(crate) async fn check(&self, map: &str, stream: Stream, what: &str) -> Checked {
+        let mut covered = false;
         if let Some(view) = settled(&self.cast, map).await {
             assert!(view["version"].as_u64() >= Some(1), "{what}: {view}");
             // The last token of the prompt is the first step of decoding.
-            is_covered(&self.cast, map, self.prompt - 1).await;
+            covered = is_covered(&self.cast, map, self.prompt - 1).await;
         }
-        self.hold(&stream.whole().await, what)
+        Checked { covered, others: self.hold(&stream.whole().await, what) }
     }
 
     /// Waits until no member holds anything of a map whose session is over.
@@ -266,7 +281,7 @@ async fn killed_in_the_middle_of_a_change() {
     let mut hall = Hall::open(Sampling::Greedy).await;
     let mut chance = Chance(8);
     let mut done = [0_u64; 3];
-    let (mut delays, mut others) = (Vec::new(), 0);
+    let (mut delays, mut others, mut covered) = (Vec::new(), 0, 0);
     for n in 0..kills {
         // With few kills one of each kind, with many all of them at many tokens.
         let step = if kills < BLOWS.len() as u64 { BLOWS.len() as u64 / kills } else { 1 };
@@ -274,7 +289,8 @@ async fn killed_in_the_middle_of_a_change() {
         let case = Case { blow, after: 4 + chance.of(OUTPUT / 4), late: chance.of(2) == 0 };
         let what = format!("kill {n} of {kills}, {blow:?} after token {}", case.after);
         let outcome = hall.strike(&mut chance, &case, &what).await;
-        others += outcome.others;
+        others += outcome.checked.others;
+        covered += u64::from(outcome.checked.covered);
         if outcome.struck {
             let kind = match blow.0 {
                 Victim::Controller => 0,
@@ -289,7 +305,7 @@ async fn killed_in_the_middle_of_a_change() {
     let all: u64 = done.iter().sum();
     println!(
         "{all} of {kills} changes of a map were struck ({} by the death of the controller, {} of the leader, {} of another \
-         member); no range lost, the text unchanged but for {others} tokens where two lay too close; such an answer took {:?} \
+         member); no range lost ({covered} times every position was asked for at its owner), the text unchanged but for {others} tokens where two lay too close; such an answer took {:?} \
          longer (median), at most {:?}",
         done[0],
         done[1],

@@ -5,12 +5,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test ends by a panic")]
 
+mod aborts;
 mod cast;
 mod group;
 mod kills;
 mod late;
 mod octets;
 mod oracle;
+mod policy;
 mod relay;
 #[allow(dead_code, reason = "each suite uses its part")]
 #[path = "../sessions/stream.rs"]
