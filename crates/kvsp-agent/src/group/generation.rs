@@ -89,6 +89,8 @@ pub(super) struct Generation {
     pub(super) fresh: bool,
     /// Prompt and output. The first `unknown` are placeholders.
     pub(super) tokens: Vec<u32>,
+    /// How many of them members may hold from leaders before; 0 for a fresh context.
+    pub(super) certain: u64,
     /// Leading positions whose tokens are not known.
     pub(super) unknown: u64,
     pub(super) prompt_len: usize,
@@ -140,6 +142,7 @@ impl Generation {
             scope: order.scope,
             session: order.session,
             fresh: order.fresh,
+            certain: if order.fresh { 0 } else { tokens.len() as u64 },
             tokens,
             unknown,
             prompt_len,

@@ -73,6 +73,7 @@ pub(crate) fn opening(member: &Instance, epoch: u64, length: u64, shards: Vec<Sh
         version: 1,
         epoch,
         length,
+        certain: None,
         shards,
         compat_id: member.compat(),
         scope_id: scope(),

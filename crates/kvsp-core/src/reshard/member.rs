@@ -299,14 +299,13 @@ impl Member {
         if fresh {
             self.make_room()?;
         }
-        let believed = || Entry::believed(open.version, ours.clone());
+        let believed = || Entry { opened: Some(open.epoch), ..Entry::believed(open.version, ours.clone()) };
         let entry = self.maps.entry(map.clone()).or_insert_with(believed);
         if open.epoch < entry.epoch {
             return Err(MemberError::StaleEpoch { known: entry.epoch });
         }
         let mut discard = Ranges::new();
-        let prepared = entry.prepared.as_mut().filter(|prepared| prepared.plan.to == open.version);
-        let at_next = prepared.is_some();
+        let prepared = entry.prepared.as_ref().filter(|prepared| prepared.plan.to == open.version);
         let expected = match prepared {
             Some(prepared) => &prepared.next,
             None if open.version < entry.version => {
@@ -324,11 +323,8 @@ impl Member {
             return Err(MemberError::Conflict { version: entry.version });
         }
         entry.epoch = open.epoch;
-        discard.extend(entry.unopened.open(open.epoch).iter());
-        if let Some(prepared) = entry.prepared.as_mut().filter(|_| at_next) {
-            discard.extend(prepared.unopened.open(open.epoch).iter());
-        }
-        entry.opened |= !at_next;
+        // K and V of what was certain are the same under every leader.
+        discard.extend(entry.open(open.epoch).clip(open.certain.unwrap_or(open.length)..u64::MAX).iter());
         entry.changes = stamp;
         Ok(Opened { discard, reserve: ours, forget_from: open.length })
     }
@@ -352,9 +348,14 @@ impl Member {
     /// that is loaded and that the leader knows to hold.
     ///
     /// # Errors
-    /// [`MemberError::Unknown`]; [`MemberError::StaleEpoch`]; [`MemberError::Conflict`].
+    /// [`MemberError::Unknown`]; [`MemberError::StaleEpoch`]; [`MemberError::Conflict`]: also where it has not opened the
+    /// context here and another leader has.
     pub fn may_compute(&mut self, map: &MapId, version: u64, epoch: u64) -> Result<(), MemberError> {
         let entry = self.fenced(map, epoch)?;
+        if entry.opened.is_some_and(|opened| opened != epoch) {
+            // It has not said yet what of the context is certain.
+            return Err(MemberError::Conflict { version: entry.version });
+        }
         let ready = |prepared: &Prepared| prepared.plan.to == version && prepared.state == Loading::Ready;
         if entry.version == version || entry.prepared.as_ref().is_some_and(ready) {
             return Ok(());
@@ -377,7 +378,9 @@ impl Member {
     ) -> Result<(), MemberError> {
         let entry = self.fenced(map, epoch)?;
         let (ours, unopened) = match &mut entry.prepared {
-            _ if entry.version == version => (&entry.owned, (!entry.opened).then_some(&mut entry.unopened)),
+            _ if entry.version == version => {
+                (&entry.owned, (entry.opened != Some(epoch)).then_some(&mut entry.unopened))
+            }
             Some(prepared) if prepared.plan.to == version => (&prepared.next, Some(&mut prepared.unopened)),
             _ => return Err(MemberError::Conflict { version: entry.version }),
         };

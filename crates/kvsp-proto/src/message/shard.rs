@@ -252,8 +252,12 @@ pub struct OpenContext {
     pub version: u64,
     /// The epoch of the leader's session, 0 without one; leaders of lower epochs are refused from now on.
     pub epoch: u64,
-    /// Tokens that are certain; K and V of later positions are forgotten.
+    /// Tokens of the context now; K and V of later positions are forgotten.
     pub length: u64,
+    /// Tokens that were certain when a leader of this epoch began. K and V of later positions that came under another
+    /// leader are forgotten, for the tokens may be others. Absent: as many as `length`.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "json::present")]
+    pub certain: Option<u64>,
     /// All shards.
     pub shards: Vec<Shard>,
     /// The compatibility of K and V.

@@ -140,6 +140,7 @@ impl Generation {
             version,
             epoch: self.lead.epoch,
             length: if self.fresh { 0 } else { self.length() },
+            certain: Some(self.certain),
             shards: shards.to_vec(),
             compat_id: self.agent.descriptor.compat_id(),
             scope_id: self.scope,

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use kvsp_proto::message::{LengthRequest, MapId, ReshardMessage, ReshardPlan};
 use kvsp_proto::uri::BaseUri;
 
+use super::super::Ranges;
 use super::super::split::{Copies, plan_for};
 use super::api::{Answer, Effect, LengthOutcome, Sent};
 use super::entry::{Entry, Next, Out, Running, Stage};
@@ -66,10 +67,20 @@ impl Maps {
             entry.silent.clear();
             entry.regroups = 0;
         } else {
-            let lost: Vec<_> = gone.collect();
-            let counted = lost.into_iter().filter(|instance| entry.counts_on(instance)).collect::<Vec<_>>();
-            entry.lost.extend(counted);
-            entry.silent.clear();
+            let same = |instance: &BaseUri| {
+                let host = self.hosts.get(instance);
+                host.is_some_and(|host| running.epochs.get(instance) == Some(&host.epoch))
+            };
+            let lost: Vec<_> = gone.map(|instance| (same(&instance), instance)).collect();
+            for (silent, instance) in lost {
+                if !entry.counts_on(&instance) {
+                    continue;
+                }
+                if silent {
+                    entry.silent.insert(instance.clone());
+                }
+                entry.lost.insert(instance);
+            }
         }
     }
 
@@ -86,6 +97,10 @@ impl Maps {
         let holders = entry.holders();
         entry.epochs.retain(|instance, _| holders.contains(instance));
         entry.lost.retain(|instance| holders.contains(instance));
+        for instance in entry.silent.clone() {
+            self.revive(map, &instance);
+        }
+        let Some(entry) = self.maps.get_mut(map) else { return };
         entry.regroup_at = Some(now + regroup_wait(&self.config, entry.regroups));
         if entry.regroups == 0 {
             entry.regroup_at = Some(now);
@@ -267,6 +282,9 @@ impl Maps {
             running.deciding = running.deciding.or(Some(Decision::Abort));
         } else {
             let forgot = answer != Answer::Ok && decision == Some(Decision::Commit) && !out.observer;
+            if answer != Answer::Ok {
+                out.keep = Ranges::new();
+            }
             out.end();
             self.changed.insert(sent.map.clone());
             if forgot {

@@ -6,7 +6,7 @@ use kvsp_proto::message::{MapView, PendingReshard, Phase, Shard};
 use kvsp_proto::uri::BaseUri;
 
 use super::super::Ranges;
-use super::super::split::{instances_of, ranges_of};
+use super::super::split::{Copies, instances_of, plan_for, ranges_of};
 use super::api::Ticket;
 use super::row::{Decision, PlanRow, Row};
 use crate::time::Time;
@@ -197,7 +197,10 @@ impl Entry {
             _ => {
                 let kept = of(&running.spare, &|keeper| !running.gone.contains(keeper));
                 let orphaned = of(&plan.former, &lost).difference(&kept);
-                next.difference(&had).intersection(&orphaned).union(&spare)
+                let copies = Copies { shards: &plan.former, spare: &running.spare, lost: &running.lost };
+                let fetched = plan_for(instance, copies, &plan.shards).fetch;
+                let fetched: Ranges = fetched.into_iter().map(|part| part.tokens).collect();
+                fetched.intersection(&orphaned).union(&spare)
             }
         }
     }

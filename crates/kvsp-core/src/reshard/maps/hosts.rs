@@ -131,16 +131,24 @@ impl Maps {
 
     /// A member that was taken for gone is there all the same, with its memory: it was only silent.
     fn welcome(&mut self, map: &MapId, instance: &BaseUri, now: Time) {
-        let (Some(entry), Some(host)) = (self.maps.get_mut(map), self.hosts.get(instance)) else { return };
-        if entry.running.is_none() && entry.epochs.get(instance) == Some(&host.epoch) {
-            entry.dead_keepers.remove(instance);
-            if entry.silent.remove(instance) {
-                entry.lost.remove(instance);
-            }
-        }
+        self.revive(map, instance);
+        let Some(entry) = self.maps.get_mut(map) else { return };
         // A start that has just come may be what was waited for.
         if !entry.lost.is_empty() {
             entry.regroup_at = entry.regroup_at.min(Some(now));
+        }
+    }
+
+    /// What a member that was only silent holds counts again.
+    pub(super) fn revive(&mut self, map: &MapId, instance: &BaseUri) {
+        let (Some(entry), Some(host)) = (self.maps.get_mut(map), self.hosts.get(instance)) else { return };
+        let same = entry.epochs.get(instance) == Some(&host.epoch);
+        if !same || host.failed || entry.running.is_some() {
+            return;
+        }
+        entry.dead_keepers.remove(instance);
+        if entry.silent.remove(instance) {
+            entry.lost.remove(instance);
         }
     }
 

@@ -18,8 +18,8 @@ pub(super) struct Entry {
     pub(super) spare: Ranges,
     /// The highest epoch of a leader.
     pub(super) epoch: u64,
-    /// Whether a leader of that epoch has opened the context since the version before was left.
-    pub(super) opened: bool,
+    /// The epoch of the leader that opened the context here last.
+    pub(super) opened: Option<u64>,
     pub(super) unopened: Unopened,
     pub(super) prepared: Option<Prepared>,
     /// Another number after each thing that happens to the map.
@@ -39,8 +39,8 @@ pub(super) struct Prepared {
     pub(super) unopened: Unopened,
 }
 
-/// What came here in an epoch without that its leader opened the context here. The tokens behind it may be others in a
-/// later epoch, whose leader cut them off where it opened the context, which was not here.
+/// What came here for a leader that has not opened the context here: it may be of tokens that a later leader cut off
+/// elsewhere.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Unopened {
     pub(super) ranges: Ranges,
@@ -54,10 +54,9 @@ impl Unopened {
         self.epoch = Some(self.epoch.map_or(epoch, |known| known.min(epoch)));
     }
 
-    /// A leader of this epoch opens the context: what of it cannot be relied on.
-    pub(super) fn open(&mut self, epoch: u64) -> Ranges {
-        let known = std::mem::take(self);
-        if known.epoch.is_some_and(|known| known < epoch) { known.ranges } else { Ranges::new() }
+    /// Whether it came under a leader before this epoch.
+    pub(super) fn is_before(&self, epoch: u64) -> bool {
+        self.epoch.is_some_and(|known| known < epoch)
     }
 }
 
@@ -85,7 +84,7 @@ impl Entry {
             owned,
             spare: Ranges::new(),
             epoch: 0,
-            opened: false,
+            opened: None,
             unopened: Unopened::default(),
             prepared: None,
             changes: 0,
@@ -105,7 +104,27 @@ impl Entry {
 
     /// The epoch that what is here can be relied on in.
     pub(super) fn content_epoch(&self) -> u64 {
-        self.unopened.epoch.map_or(self.epoch, |epoch| epoch.min(self.epoch))
+        let opened = self.opened.unwrap_or(self.epoch);
+        self.unopened
+            .epoch
+            .map_or(opened, |epoch| if self.opened.is_some() { epoch.min(opened) } else { epoch })
+    }
+
+    /// A leader of this epoch opens the context: what is here from leaders before it.
+    pub(super) fn open(&mut self, epoch: u64) -> Ranges {
+        let all = self.all();
+        let prepared = self.prepared.as_mut().map(|prepared| std::mem::take(&mut prepared.unopened));
+        let mut former = Ranges::new();
+        let mut own = Ranges::new();
+        for part in prepared.into_iter().chain([std::mem::take(&mut self.unopened)]) {
+            let set = if part.is_before(epoch) { &mut former } else { &mut own };
+            set.extend(part.ranges.iter());
+        }
+        if self.opened < Some(epoch) {
+            former = all.difference(&own).union(&former);
+        }
+        self.opened = Some(epoch);
+        former
     }
 
     /// The open plan, where it is this one.
@@ -129,7 +148,6 @@ impl Entry {
         self.spare = self.owned.union(&self.spare).difference(&prepared.next);
         self.owned = prepared.next;
         self.version = prepared.plan.to;
-        self.opened = false;
         if let Some(epoch) = prepared.unopened.epoch {
             self.unopened.add(&prepared.unopened.ranges, epoch);
         }

@@ -238,6 +238,7 @@ fn a_leader_of_a_lower_epoch_is_refused() {
         version,
         epoch,
         length: 3,
+        certain: Some(1),
         shards: wire(shards).into_iter().map(|tokens| Shard { tokens, instance: uri(1) }).collect(),
         compat_id: "22".repeat(32).parse().unwrap(),
         scope_id: "33".repeat(16).parse().unwrap(),
@@ -299,11 +300,12 @@ fn maps_and_strays_are_bounded() {
 }
 
 #[test]
-fn what_came_in_a_former_epoch_is_discarded_by_the_next_leader() {
-    let open = |version, epoch, length| OpenContext {
+fn what_came_under_a_former_leader_is_cut_where_the_next_one_is_certain() {
+    let open = |version, epoch, certain| OpenContext {
         version,
         epoch,
-        length,
+        length: 8,
+        certain,
         shards: vec![
             Shard { tokens: wire(&[(0, 2)])[0], instance: uri(1) },
             Shard { tokens: wire(&[(2, 6)])[0], instance: uri(2) },
@@ -313,21 +315,26 @@ fn what_came_in_a_former_epoch_is_discarded_by_the_next_leader() {
         scope_id: "33".repeat(16).parse().unwrap(),
         session: None,
     };
-    let mut member = member();
-    member.plan(&plan(4, Some(1)), at(0)).unwrap();
-    member.fetched(&map(), 5, Some(1), &set(&[(6, 8)]), 1);
-    member.loaded(&map(), 5, Some(1)).unwrap();
-    member.commit(&map(), 5, Some(1), &Ranges::new()).unwrap();
-    assert_eq!(member.clone().open(&map(), &open(5, 1, 8)).unwrap().discard, Ranges::new());
-    member.may_store(&map(), 5, &(0..1), 2).unwrap();
-    assert_eq!(member.view(&map(), &set(&[(0, 1)])).unwrap().epoch, 1);
-    let opened = member.open(&map(), &open(5, 3, 8)).unwrap();
-    assert_eq!(opened.discard, set(&[(0, 1), (6, 8)]));
-    assert_eq!(member.open(&map(), &open(5, 3, 8)).unwrap().discard, Ranges::new());
-    member.may_store(&map(), 5, &(0..1), 3).unwrap();
-    assert_eq!(
-        member.open(&map(), &open(5, 4, 8)).unwrap().discard,
-        Ranges::new(),
-        "it was cut where it was open"
-    );
+    let fetched = |epoch| {
+        let mut member = member();
+        member.plan(&plan(4, Some(1)), at(0)).unwrap();
+        member.fetched(&map(), 5, Some(1), &set(&[(6, 8)]), epoch);
+        member.loaded(&map(), 5, Some(1)).unwrap();
+        member.commit(&map(), 5, Some(1), &Ranges::new()).unwrap();
+        member
+    };
+    let discarded = |member: &Member, epoch, certain| {
+        member.clone().open(&map(), &open(5, epoch, certain)).unwrap().discard
+    };
+    let mut member = fetched(2);
+    assert_eq!(member.view(&map(), &set(&[(6, 8)])).unwrap().epoch, 2);
+    assert_eq!(discarded(&member, 2, Some(1)), set(&[(1, 2)]), "what was loaded is of this leader");
+    assert_eq!(discarded(&member, 3, Some(1)), set(&[(1, 2), (6, 8)]));
+    assert_eq!(discarded(&member, 3, None), Ranges::new());
+    member.open(&map(), &open(5, 2, None)).unwrap();
+    assert_eq!(discarded(&member, 2, Some(0)), Ranges::new());
+    assert_eq!(member.may_compute(&map(), 5, 3), Err(MemberError::Conflict { version: 5 }));
+    member.may_store(&map(), 5, &(0..1), 4).unwrap();
+    assert_eq!(discarded(&member, 4, Some(0)), set(&[(1, 2), (6, 8)]), "what it stored itself stays");
+    assert_eq!(discarded(&member, 5, Some(0)), set(&[(0, 2), (6, 8)]));
 }

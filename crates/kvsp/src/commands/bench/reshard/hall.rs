@@ -89,6 +89,7 @@ impl Hall {
             version,
             epoch: 0,
             length: TOKENS,
+            certain: None,
             shards: shards.clone(),
             compat_id,
             scope_id,
