@@ -12,7 +12,7 @@ mod split;
 
 pub use maps::{
     Answer, Change, Decision, Effect, LengthOutcome, MapError, Maps, MapsConfig, MemberRow, NewMap, Outcome,
-    PlanRow, Row, Sent, Ticket,
+    PlanRow, Row, Sent, Spare, Ticket,
 };
 pub use member::{Ask, Asked, Load, Member, MemberConfig, MemberError, Opened, Planned};
 pub use policy::{GroupCandidate, GroupPolicy};

@@ -27,7 +27,7 @@ use uuid::Uuid;
 pub use api::{Answer, Change, Effect, LengthOutcome, NewMap, Outcome, Sent, Ticket};
 pub use config::MapsConfig;
 pub use error::MapError;
-pub use row::{Decision, MemberRow, PlanRow, Row};
+pub use row::{Decision, MemberRow, PlanRow, Row, Spare};
 
 use self::entry::{Entry, Next, view_of};
 use self::hosts::Host;

@@ -238,9 +238,7 @@ impl Member {
         } else if attempt.is_some() && entry.attempt.is_some() && attempt != entry.attempt {
             return Err(MemberError::Conflict { version: current });
         }
-        let free = entry.spare.difference(keep);
-        entry.spare = entry.spare.difference(&free);
-        Ok(free)
+        Ok(entry.keep_only(attempt, keep))
     }
 
     /// A version will never hold. What is to be freed: what was reserved for it alone, but for `keep`.
@@ -270,7 +268,8 @@ impl Member {
         if ends {
             entry.changes = stamp;
             entry.keep_fetched(keep);
-            let free = entry.drop_prepared();
+            let fetched = entry.drop_prepared();
+            let free = fetched.union(&entry.keep_only(attempt, keep));
             if attempt.is_some() {
                 self.remember(map, version, attempt);
             }
@@ -278,10 +277,11 @@ impl Member {
         }
         // The plan is over, or has not come yet and must not count when it comes.
         let later = entry.prepared.is_some();
+        let free = if attempt.is_some() { entry.keep_only(attempt, keep) } else { Ranges::new() };
         if !later || attempt.is_some() {
             self.remember(map, version, attempt);
         }
-        Ok(Ranges::new())
+        Ok(free)
     }
 
     /// A leader begins to use a context here (`PUT {ii}maps/{map}`).

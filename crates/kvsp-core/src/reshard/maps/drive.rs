@@ -21,10 +21,10 @@ impl Maps {
         let epoch = |instance: &BaseUri| self.hosts.get(instance).map_or(0, |host| host.epoch);
         let epochs = plan.members.iter().map(|instance| (instance.clone(), epoch(instance))).collect();
         let failed = |instance: &BaseUri| self.hosts.get(instance).is_some_and(|host| host.failed);
-        // Where the leader is not known any holder may be it.
+        // Where the leader is not known any owner may be it.
         let asked = match entry.leader.clone().filter(|leader| !failed(leader)) {
             Some(leader) => BTreeSet::from([leader]),
-            None => entry.holders().into_iter().filter(|holder| !entry.lost.contains(holder)).collect(),
+            None => entry.owners().into_iter().filter(|owner| !entry.lost.contains(owner)).collect(),
         };
         entry.running = Some(Running {
             stage: Stage::Asking,
@@ -87,16 +87,11 @@ impl Maps {
     /// All have been told.
     pub(super) fn closed(&mut self, map: &MapId, now: Time) {
         let Some(entry) = self.maps.get_mut(map) else { return };
-        if let Some(running) = entry.running.take() {
-            // Keepers that were restarted before the change keep what they fetched in it.
-            let kept = |instance: &BaseUri| entry.row.spare.iter().any(|spare| spare.instance == *instance);
-            let fresh = running.epochs.into_iter().filter(|(instance, _)| kept(instance));
-            entry.epochs.extend(fresh);
-            entry.dead_keepers = running.gone.into_iter().filter(kept).collect();
-        }
-        let holders = entry.holders();
-        entry.epochs.retain(|instance, _| holders.contains(instance));
-        entry.lost.retain(|instance| holders.contains(instance));
+        entry.running = None;
+        entry.dead_keepers.clear();
+        let owners = entry.owners();
+        entry.epochs.retain(|instance, _| owners.contains(instance));
+        entry.lost.retain(|instance| owners.contains(instance));
         for instance in entry.silent.clone() {
             self.revive(map, &instance);
         }
@@ -136,7 +131,11 @@ impl Maps {
         let Some(running) = &mut entry.running else { return self.regroup(map, now) };
         match running.stage {
             Stage::Telling if running.all_done() => {
-                let row = Row { spare: entry.kept(), plan: None, ..entry.row.clone() };
+                let mut spare = entry.kept();
+                for copy in &mut spare {
+                    copy.ttl_ms = self.hosts.get(&copy.instance).map_or(0, |host| host.ttl_ms);
+                }
+                let row = Row { spare, plan: None, ..entry.row.clone() };
                 self.begin_own(map, row, Next::Close);
             }
             Stage::Telling => self.send_due(map, now),

@@ -8,7 +8,7 @@ use kvsp_proto::uri::BaseUri;
 use super::super::Ranges;
 use super::super::split::{Copies, instances_of, plan_for, ranges_of};
 use super::api::Ticket;
-use super::row::{Decision, PlanRow, Row};
+use super::row::{Decision, PlanRow, Row, Spare};
 use crate::time::Time;
 
 /// A map. The row is what is on stable storage, but for the starts of its members, which are taken from `epochs`
@@ -19,7 +19,7 @@ pub(super) struct Entry {
     /// False until the map itself is durable; nobody sees it before.
     pub(super) created: bool,
     pub(super) pending: Option<(Ticket, Next)>,
-    /// The starts of instances whose memory counts, 0 where one has not reported.
+    /// The starts of the owners whose memory counts, 0 where one has not reported.
     pub(super) epochs: BTreeMap<BaseUri, u64>,
     /// Owners whose memory is gone.
     pub(super) lost: BTreeSet<BaseUri>,
@@ -152,9 +152,9 @@ impl Entry {
     /// Every instance that has, or is to have, something of the map.
     pub(super) fn instances(&self) -> BTreeSet<BaseUri> {
         let plan = self.row.plan.iter().flat_map(|plan| plan.former.iter().chain(&plan.shards));
-        let all = self.row.shards.iter().chain(&self.row.spare).chain(plan);
+        let all = self.row.shards.iter().chain(plan).map(|shard| &shard.instance);
         let members = self.row.plan.iter().flat_map(|plan| &plan.members);
-        all.map(|shard| &shard.instance).chain(members).cloned().collect()
+        all.chain(self.keepers()).chain(members).cloned().collect()
     }
 
     /// Whether an instance has a shard at the version that holds.
@@ -168,8 +168,8 @@ impl Entry {
 
     /// The copies beside the shards that are still there.
     pub(super) fn live_spare(&self) -> Vec<Shard> {
-        let live = |spare: &&Shard| !self.dead_keepers.contains(&spare.instance);
-        self.row.spare.iter().filter(live).cloned().collect()
+        let live = |spare: &&Spare| !self.dead_keepers.contains(&spare.instance);
+        self.row.spare.iter().filter(live).map(Spare::shard).collect()
     }
 
     /// Of what a member lets go with the decision, what it is to keep: at a commit what it gave to somebody who is lost,
@@ -206,21 +206,27 @@ impl Entry {
     }
 
     /// The copies beside the shards, once all members have been told of the decision.
-    pub(super) fn kept(&self) -> Vec<Shard> {
+    pub(super) fn kept(&self) -> Vec<Spare> {
         let Some(running) = &self.running else { return Vec::new() };
         let outs = running.outs.iter().filter(|(instance, _)| !running.gone.contains(*instance));
-        let shard = |instance: &BaseUri, tokens| Shard { tokens, instance: instance.clone() };
-        outs.flat_map(|(instance, out)| {
-            out.keep.to_wire().into_iter().map(move |range| shard(instance, range))
-        })
-        .collect()
+        let spare = |instance: &BaseUri, tokens| {
+            let epoch = running.epochs.get(instance).copied().unwrap_or(0);
+            Spare { tokens, instance: instance.clone(), epoch, ttl_ms: 0 }
+        };
+        let ranges = |(instance, out): (&BaseUri, &Out)| {
+            out.keep.to_wire().into_iter().map(|range| spare(instance, range)).collect::<Vec<_>>()
+        };
+        outs.flat_map(ranges).collect()
     }
 
-    /// The instances whose memory counts at the version that holds.
-    pub(super) fn holders(&self) -> BTreeSet<BaseUri> {
-        let mut holders = instances_of(&self.row.shards);
-        holders.extend(instances_of(&self.row.spare));
-        holders
+    /// Instances that keep copies beside the shards.
+    pub(super) fn keepers(&self) -> impl Iterator<Item = &BaseUri> {
+        self.row.spare.iter().map(|spare| &spare.instance)
+    }
+
+    /// The owners at the version that holds.
+    pub(super) fn owners(&self) -> BTreeSet<BaseUri> {
+        instances_of(&self.row.shards)
     }
 
     pub(super) fn backoff(&mut self, at: Time) {

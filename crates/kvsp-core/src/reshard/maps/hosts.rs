@@ -6,7 +6,7 @@ use kvsp_proto::message::MapId;
 use kvsp_proto::uri::BaseUri;
 
 use super::entry::{Out, Stage};
-use super::row::Decision;
+use super::row::{Decision, Spare};
 use super::{MapError, Maps};
 use crate::time::Time;
 
@@ -86,7 +86,8 @@ impl Maps {
         let over = entry.epochs.get_mut(instance).is_some_and(is_gone);
         let silent = over && entry.epochs.get(instance) == Some(&host.epoch);
         let lost = over && counts;
-        if over && entry.row.spare.iter().any(|spare| spare.instance == *instance) {
+        let is_over = |epoch: u64| host.failed || (epoch > 0 && host.epoch > epoch);
+        if entry.row.spare.iter().any(|spare| spare.instance == *instance && is_over(spare.epoch)) {
             entry.dead_keepers.insert(instance.clone());
         }
         let running = entry.running.as_mut();
@@ -142,12 +143,14 @@ impl Maps {
     /// What a member that was only silent holds counts again.
     pub(super) fn revive(&mut self, map: &MapId, instance: &BaseUri) {
         let (Some(entry), Some(host)) = (self.maps.get_mut(map), self.hosts.get(instance)) else { return };
-        let same = entry.epochs.get(instance) == Some(&host.epoch);
-        if !same || host.failed || entry.running.is_some() {
+        if host.failed || entry.running.is_some() {
             return;
         }
-        entry.dead_keepers.remove(instance);
-        if entry.silent.remove(instance) {
+        let keeps = |spare: &Spare| spare.instance == *instance && [0, host.epoch].contains(&spare.epoch);
+        if entry.row.spare.iter().any(keeps) {
+            entry.dead_keepers.remove(instance);
+        }
+        if entry.epochs.get(instance) == Some(&host.epoch) && entry.silent.remove(instance) {
             entry.lost.remove(instance);
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::entry::{Entry, Running, Stage};
-use super::row::{Decision, Row};
+use super::row::{Decision, Row, Spare};
 use super::{Maps, MapsConfig};
 use crate::time::Time;
 
@@ -17,13 +17,15 @@ impl Maps {
         machine.look(now);
         for row in rows {
             let map = row.map.clone();
-            let members = row.members.clone();
+            let keepers = row.spare.iter().map(|row| (row.instance.clone(), row.epoch, row.ttl_ms));
+            let owners = row.members.iter().map(|row| (row.instance.clone(), row.epoch, row.ttl_ms));
+            let known: Vec<_> = owners.chain(keepers).filter(|(_, epoch, _)| *epoch > 0).collect();
             machine.insert(Entry {
                 running: row.plan.as_ref().map(|_| running(&row, now)),
                 ..Entry::new(row, true)
             });
-            for member in members.iter().filter(|member| member.epoch > 0) {
-                machine.expect(&member.instance, member.epoch, member.ttl_ms, now);
+            for (instance, epoch, ttl_ms) in known {
+                machine.expect(&instance, epoch, ttl_ms, now);
             }
             let (decided, ended) = machine.maps.get(&map).map_or((false, false), |entry| {
                 let decided = entry.row.plan.as_ref().is_some_and(|plan| plan.decision.is_some());
@@ -43,14 +45,16 @@ impl Maps {
 /// A change as it is known after a start.
 fn running(row: &Row, now: Time) -> Running {
     let decision = row.plan.as_ref().and_then(|plan| plan.decision);
+    let keepers = row.spare.iter().map(|spare| (spare.instance.clone(), spare.epoch));
+    let owners = row.members.iter().map(|member| (member.instance.clone(), member.epoch));
     Running {
         stage: Stage::Preparing,
         deadline: now,
         deciding: Some(decision.unwrap_or(Decision::Abort)),
         length: None,
-        epochs: row.members.iter().map(|member| (member.instance.clone(), member.epoch)).collect(),
+        epochs: keepers.chain(owners).collect(),
         lost: BTreeSet::new(),
-        spare: row.spare.clone(),
+        spare: row.spare.iter().map(Spare::shard).collect(),
         gone: BTreeSet::new(),
         outs: std::collections::BTreeMap::new(),
     }

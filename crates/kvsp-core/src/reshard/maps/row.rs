@@ -1,7 +1,7 @@
 //! What of a map is on stable storage.
 
 use kvsp_proto::id::{CompatId, ScopeId};
-use kvsp_proto::message::{MapId, Shard};
+use kvsp_proto::message::{MapId, Shard, TokenRange};
 use kvsp_proto::uri::BaseUri;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -30,7 +30,7 @@ pub struct Row {
     pub members: Vec<MemberRow>,
     /// Copies that former owners were told to keep.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub spare: Vec<Shard>,
+    pub spare: Vec<Spare>,
     /// The highest number of a plan.
     #[serde(default)]
     pub attempts: u64,
@@ -40,6 +40,25 @@ pub struct Row {
     /// Nobody sees it any more; its members are being told.
     #[serde(default)]
     pub ended: bool,
+}
+
+/// A copy beside the shards.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spare {
+    /// Positions.
+    pub tokens: TokenRange,
+    /// Who keeps it.
+    pub instance: BaseUri,
+    /// The epoch of its start; 0 where it has not reported.
+    pub epoch: u64,
+    /// The TTL of its status in ms.
+    pub ttl_ms: u64,
+}
+
+impl Spare {
+    pub(super) fn shard(&self) -> Shard {
+        Shard { tokens: self.tokens, instance: self.instance.clone() }
+    }
 }
 
 /// One start of an instance.

@@ -7,6 +7,7 @@ use super::Maps;
 use super::api::{Change, Effect, Ticket};
 use super::entry::{Entry, Next};
 use super::row::{Decision, MemberRow, Row};
+use crate::reshard::split::instances_of;
 use crate::time::Time;
 
 impl Maps {
@@ -36,13 +37,11 @@ impl Maps {
     /// A row with the starts of its members as they are known.
     pub(super) fn with_members(&self, map: &MapId, row: Row) -> Row {
         let Some(entry) = self.maps.get(map) else { return row };
-        let known = |instance: &BaseUri| {
-            let of_plan = entry.running.as_ref().and_then(|running| running.epochs.get(instance));
-            entry.epochs.get(instance).max(of_plan).copied()
-        };
-        let mut instances = entry.holders();
-        instances.extend(row.shards.iter().chain(&row.spare).map(|shard| shard.instance.clone()));
-        let members = instances.iter().map(|instance| self.member_row(instance, known(instance)));
+        // The next version's owners are the members of the plan that made it.
+        let running = entry.running.as_ref().filter(|_| row.version > entry.row.version);
+        let known = running.map_or(&entry.epochs, |running| &running.epochs);
+        let owners = instances_of(&row.shards);
+        let members = owners.iter().map(|instance| self.member_row(instance, known.get(instance).copied()));
         Row { members: members.collect(), ..row }
     }
 

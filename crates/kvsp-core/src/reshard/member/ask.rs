@@ -116,6 +116,8 @@ fn decided(entry: &mut Entry, view: &MapView) -> Asked {
     let pending = view.pending.as_ref().filter(|pending| pending.to == to && agree(pending.attempt));
     match pending.map(|pending| pending.phase) {
         Some(Phase::Preparing | Phase::Committing) => Asked::Wait,
+        // What may be freed comes with the abort itself.
+        Some(Phase::Aborting) if number.is_some() => Asked::Wait,
         Some(Phase::Aborting) | None => Asked::Abort(entry.drop_prepared()),
     }
 }

@@ -12,6 +12,8 @@ pub(super) struct Entry {
     pub(super) version: u64,
     /// The number of the plan that led to this version, where it had one.
     pub(super) attempt: Option<u64>,
+    /// The highest number of a plan whose decision was carried out here.
+    pub(super) decided: Option<u64>,
     /// Our ranges in this version.
     pub(super) owned: Ranges,
     /// What we were told to keep beside them.
@@ -81,6 +83,7 @@ impl Entry {
         Self {
             version,
             attempt: None,
+            decided: None,
             owned,
             spare: Ranges::new(),
             epoch: 0,
@@ -165,6 +168,18 @@ impl Entry {
             self.unopened.add(&prepared.unopened.ranges.intersection(&kept), epoch);
         }
         self.spare = self.spare.union(&kept);
+    }
+
+    /// A decision says what is to be kept beside our ranges; what is not. One that comes again after a later one says
+    /// nothing.
+    pub(super) fn keep_only(&mut self, attempt: Option<u64>, keep: &Ranges) -> Ranges {
+        if attempt.is_some() && attempt < self.decided {
+            return Ranges::new();
+        }
+        self.decided = self.decided.max(attempt);
+        let free = self.spare.difference(keep);
+        self.spare = self.spare.intersection(keep);
+        free
     }
 
     /// The open plan is over; what was for its sake alone.
