@@ -2,6 +2,7 @@
 //! beside the bare copy of the octets that move; and how long decoding stands still when the split changes in the
 //! middle of an answer.
 
+mod busy;
 mod copy;
 mod hall;
 mod model;
@@ -17,7 +18,10 @@ pub(super) fn measure(quick: bool) -> Result<Bench, BenchError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(BenchError::io("the runtime"))?;
     let mut bench = Bench { name: "reshard", figures: Vec::new(), notes: Vec::new() };
-    copy::measure(quick, &runtime, &bar, &mut bench)?;
+    let hall = runtime.block_on(hall::Hall::open())?;
+    copy::measure(quick, &runtime, &hall, &bar, &mut bench)?;
+    busy::measure(quick, &runtime, &hall, &bar, &mut bench)?;
+    drop(hall);
     pause::measure(quick, &runtime, &bar, &mut bench)?;
     bar.finish_and_clear();
     Ok(bench)

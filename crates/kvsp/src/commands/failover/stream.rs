@@ -16,6 +16,8 @@ use uuid::Uuid;
 use super::FailoverError;
 use super::events::{Raw, Reader};
 
+/// Events of a run over which the time of a token is taken.
+const RUN: usize = 8;
 /// Longest error body that is shown.
 const MAX_ERROR_OCTETS: usize = 4096;
 
@@ -96,9 +98,14 @@ impl Heard {
         within.map(|gap| gap.1.duration_since(gap.0)).max().unwrap_or_default()
     }
 
-    /// The time between two events, in the middle of all such times.
-    pub(crate) fn median_gap(&self) -> Duration {
-        let mut all: Vec<Duration> = self.gaps().map(|gap| gap.1.duration_since(gap.0)).collect();
+    /// How long a token usually takes: the median over runs of a few events, for what is recorded together comes at
+    /// once.
+    pub(crate) fn usual_gap(&self) -> Duration {
+        let run = (self.events.len() / 4).clamp(1, RUN);
+        let ends = self.events.iter().zip(self.events.iter().skip(run));
+        let mut all: Vec<Duration> = ends
+            .map(|(one, last)| last.at.duration_since(one.at) / u32::try_from(run).unwrap_or(1))
+            .collect();
         all.sort_unstable();
         all.get(all.len() / 2).copied().unwrap_or_default()
     }
@@ -237,6 +244,6 @@ mod tests {
         assert_eq!(one.longest_gap(one.events[0].at), Duration::from_millis(690));
         assert_eq!(one.longest_gap(one.events[4].at), Duration::from_millis(10));
         assert_eq!(one.longest_gap_in(one.events[0].at..=one.events[1].at), Duration::from_millis(300));
-        assert_eq!(one.median_gap(), Duration::from_millis(300));
+        assert_eq!(one.usual_gap(), Duration::from_millis(300));
     }
 }

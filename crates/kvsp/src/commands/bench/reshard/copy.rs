@@ -4,7 +4,7 @@ use indicatif::ProgressBar;
 use kvsp_proto::path;
 use tokio::runtime::Runtime;
 
-use super::hall::{Hall, TOKENS};
+use super::hall::{Context, Hall};
 use super::model::TOKEN_OCTETS;
 use crate::commands::bench::blocks::CONTAINER_OCTETS;
 use crate::commands::bench::child::{Limit, address_of};
@@ -15,6 +15,8 @@ use crate::commands::bench::report::Bench;
 use crate::commands::bench::wire::{Wire, http_request};
 use crate::commands::fleet::Change;
 
+/// Tokens of the context.
+const TOKENS: u64 = 8192;
 /// Connections of the copies, as many as there are members that load.
 const LANES: usize = 2;
 
@@ -22,26 +24,29 @@ const LANES: usize = 2;
 pub(super) fn measure(
     quick: bool,
     runtime: &Runtime,
+    hall: &Hall,
     bar: &ProgressBar,
     bench: &mut Bench,
 ) -> Result<(), BenchError> {
     let rounds = if quick { 2 } else { 11 };
     bar.set_message("reshard: a context is stored with three instances");
-    let hall = runtime.block_on(Hall::open())?;
+    let context = Context::of(TOKENS)?;
+    runtime.block_on(hall.fill(&context))?;
     let raw = Limit::start(RAW_TCP)?;
-    let mut lanes = Lanes::open(&hall, &raw)?;
+    let mut lanes = Lanes::open(hall, &raw)?;
     let (mut change, mut bare) = (Series::new("3 -> 2, all told"), Series::new("raw TCP copy"));
     let mut get = Series::new("GET of the same ranges, not verified");
     let (mut decided, mut octets) = (Vec::new(), 0);
     for round in 0..=rounds {
         bar.set_message(format!("reshard, round {round} of {rounds}"));
         let (copied, took_bare) = sample_with(Some(raw.clock()), || lanes.raw())?;
-        let version = runtime.block_on(hall.view())?.version;
-        let (got, took_get) = sample_with(Some(hall.instances[1].clock()), || lanes.get(&hall, version))?;
-        let (done, took) = all_members(&hall, || runtime.block_on(hall.reshard(2)))?;
+        let version = runtime.block_on(hall.view(&context))?.version;
+        let (got, took_get) =
+            sample_with(Some(hall.instances[1].clock()), || lanes.get(hall, &context, version))?;
+        let (done, took) = all_members(hall, || runtime.block_on(hall.reshard(&context, 2)))?;
         octets = done.fetched();
         check(&done, octets, copied, got)?;
-        runtime.block_on(hall.reshard(3))?;
+        runtime.block_on(hall.reshard(&context, 3))?;
         if round > 0 {
             decided.push(done.to_decision().as_secs_f64() * 1e3);
             // The counters that are read around it are no part of it.
@@ -65,6 +70,7 @@ pub(super) fn measure(
         ),
         change.rate(octets as f64, "octets/s"),
     ]);
+    runtime.block_on(hall.end(&context))?;
     bench.notes.push(format!(
         "{TOKENS} tokens of {TOKEN_OCTETS} octets (30 layers, 3 KV heads of 64 elements of two octets) in equal parts over \
          three instances; the second lets go of its part, the others load half of it each: {octets} octets move, for the \
@@ -134,9 +140,9 @@ impl Lanes {
     }
 
     /// The octets that move, from the instance that lets go of them.
-    fn get(&mut self, hall: &Hall, version: u64) -> Result<usize, BenchError> {
+    fn get(&mut self, hall: &Hall, context: &Context, version: u64) -> Result<usize, BenchError> {
         let source = hall.source();
-        let shards = hall.split(3)?;
+        let shards = hall.split(context, 3)?;
         let whole = shards.get(1).ok_or(BenchError::Answer("a split"))?.tokens;
         let half = whole.tokens().div_ceil(LANES as u64);
         each(&mut self.http, |wire, lane| {
@@ -146,7 +152,7 @@ impl Lanes {
                 let next = end.min(at + PIECE_TOKENS);
                 let range = kvsp_proto::message::TokenRange::new(at, next)
                     .map_err(|_| BenchError::Answer("a range"))?;
-                let path = format!("{}{}", source.path(), path::map_tokens(&hall.map, version, range));
+                let path = format!("{}{}", source.path(), path::map_tokens(&context.map, version, range));
                 wire.send(&http_request("GET", &path, &[], &[]))?;
                 octets += wire.http()?.good("a GET of tokens")?.len();
                 at = next;

@@ -1,4 +1,4 @@
-//! Three instances that hold a context, whose octets were stored with them as its leader would.
+//! Three instances that hold contexts together.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use crate::commands::bench::child::Service;
 use crate::commands::bench::error::BenchError;
 use crate::commands::fleet::{Change, Member, Watch, change};
 
-/// Tokens of the context.
-pub(super) const TOKENS: u64 = 8192;
+/// Room for output.
+const ROOM: u64 = 512;
 /// Tokens of one PUT.
 const PIECE: u64 = 512;
 const SCOPE: ScopeId = ScopeId([0x5c; 16]);
@@ -23,9 +23,22 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 const WHAT: &str = "a temporary directory";
 
+/// A context that is split over the instances.
+pub(super) struct Context {
+    pub(super) map: MapId,
+    pub(super) tokens: u64,
+}
+
+impl Context {
+    /// A context of so many tokens.
+    pub(super) fn of(tokens: u64) -> Result<Self, BenchError> {
+        let map = format!("bench-{tokens}").parse().map_err(|_| BenchError::Answer("a map"))?;
+        Ok(Self { map, tokens })
+    }
+}
+
 pub(super) struct Hall {
     pub(super) client: Client,
-    pub(super) map: MapId,
     pub(super) instances: [Service; 3],
     pub(super) members: Vec<Member>,
     controller: Service,
@@ -34,7 +47,7 @@ pub(super) struct Hall {
 }
 
 impl Hall {
-    /// Starts all and fills the context.
+    /// Starts all.
     pub(super) async fn open() -> Result<Self, BenchError> {
         let dir = tempfile::Builder::new().prefix("kvsp-bench-").tempdir().map_err(BenchError::io(WHAT))?;
         let path = |name: &str| {
@@ -57,10 +70,8 @@ impl Hall {
             |service: &Service| Member { base: service.base().clone(), admin: service.admin().clone() };
         let members = instances.iter().map(member).collect();
         let client = Client::new(ClientConfig { idle_timeout: PATIENCE, ..ClientConfig::default() });
-        let map = "bench".parse().map_err(|_| BenchError::Answer("a map"))?;
-        let hall = Self { client, map, instances, members, controller, _index: index, _dir: dir };
+        let hall = Self { client, instances, members, controller, _index: index, _dir: dir };
         hall.active().await?;
-        hall.fill().await?;
         Ok(hall)
     }
 
@@ -74,21 +85,29 @@ impl Hall {
         tokio::time::timeout(PATIENCE, waiting).await.map_err(|_| BenchError::Late("the instances"))?
     }
 
-    /// Creates the map over all three, and stores every position with its owner.
-    async fn fill(&self) -> Result<(), BenchError> {
-        let shards = self.split(3)?;
-        let status = self.client.status(self.instances[0].base()).await?;
+    /// Creates the map of a context, over all three in equal parts.
+    pub(super) async fn create(&self, context: &Context) -> Result<MapView, BenchError> {
+        let status = self.client.status(self.leader()).await?;
         let compat = status.compat_ids.and_then(|ids| ids.first().copied());
-        let compat_id = compat.ok_or(BenchError::Answer("an instance"))?;
-        let (scope_id, session) = (SCOPE, None);
-        let create =
-            MapCreate { map: None, version: None, compat_id, scope_id, session, shards: shards.clone() };
-        let view = self.client.create_map(self.controller.base(), &self.map, &create).await?;
-        let version = view.version;
+        let create = MapCreate {
+            map: None,
+            version: None,
+            compat_id: compat.ok_or(BenchError::Answer("an instance"))?,
+            scope_id: SCOPE,
+            session: None,
+            shards: self.split(context, 3)?,
+        };
+        Ok(self.client.create_map(self.controller.base(), &context.map, &create).await?)
+    }
+
+    /// Stores every position of a context with its owner, as a leader would.
+    pub(super) async fn fill(&self, context: &Context) -> Result<(), BenchError> {
+        let MapView { version, shards, compat_id, scope_id, session, .. } = self.create(context).await?;
+        let (map, length) = (&context.map, context.tokens);
         let open = OpenContext {
             version,
             epoch: 0,
-            length: TOKENS,
+            length,
             certain: None,
             shards: shards.clone(),
             compat_id,
@@ -96,23 +115,23 @@ impl Hall {
             session,
         };
         for member in &self.members {
-            self.client.open_context(&member.base, &self.map, &open).await?;
+            self.client.open_context(&member.base, map, &open).await?;
         }
         for shard in shards {
-            for range in pieces(shard.tokens)? {
+            for range in pieces(shard.tokens.start()..shard.tokens.end().min(length))? {
                 let octets = container(range)?.bytes().clone();
-                let stored = self.client.put_tokens(&shard.instance, &self.map, version, 0, (range, octets));
+                let stored = self.client.put_tokens(&shard.instance, map, version, 0, (range, octets));
                 stored.await?;
             }
         }
         Ok(())
     }
 
-    /// The context in equal parts over the first of the instances and the last: over all, or without the second.
-    pub(super) fn split(&self, over: u64) -> Result<Vec<Shard>, BenchError> {
+    /// A context in equal parts over the first of the instances and the last: over all, or without the second.
+    pub(super) fn split(&self, context: &Context, over: u64) -> Result<Vec<Shard>, BenchError> {
         let [a, b, c] = &self.instances;
         let who = if over == 3 { vec![a, b, c] } else { vec![a, c] };
-        let cut = |n: u64| TOKENS * n / over;
+        let cut = |n: u64| if n == over { context.tokens + ROOM } else { context.tokens * n / over };
         let shard = |(n, service): (u64, &Service)| {
             let tokens = TokenRange::new(cut(n), cut(n + 1)).map_err(|_| BenchError::Answer("a range"))?;
             Ok(Shard { tokens, instance: service.base().clone() })
@@ -120,15 +139,25 @@ impl Hall {
         (0..).zip(who).map(shard).collect()
     }
 
-    pub(super) async fn view(&self) -> Result<MapView, BenchError> {
-        Ok(self.client.map(self.controller.base(), &self.map).await?)
+    pub(super) async fn view(&self, context: &Context) -> Result<MapView, BenchError> {
+        Ok(self.client.map(self.controller.base(), &context.map).await?)
     }
 
-    /// Splits the context anew.
-    pub(super) async fn reshard(&self, over: u64) -> Result<Change, BenchError> {
+    /// Splits a context anew.
+    pub(super) async fn reshard(&self, context: &Context, over: u64) -> Result<Change, BenchError> {
         let watch =
             Watch { client: &self.client, controller: self.controller.base(), members: &self.members };
-        Ok(change(&watch, &self.view().await?, self.split(over)?, PATIENCE).await?)
+        Ok(change(&watch, &self.view(context).await?, self.split(context, over)?, PATIENCE).await?)
+    }
+
+    /// Ends a context, so that its memory is free.
+    pub(super) async fn end(&self, context: &Context) -> Result<(), BenchError> {
+        Ok(self.client.end_map(self.controller.base(), &context.map).await?)
+    }
+
+    /// Who has the last part and leads.
+    pub(super) fn leader(&self) -> &BaseUri {
+        self.instances[2].base()
     }
 
     /// Who holds the middle part and lets go of it.
@@ -137,10 +166,10 @@ impl Hall {
     }
 }
 
-fn pieces(range: TokenRange) -> Result<Vec<TokenRange>, BenchError> {
-    let starts = (range.start()..range.end()).step_by(PIECE as usize);
+fn pieces(range: std::ops::Range<u64>) -> Result<Vec<TokenRange>, BenchError> {
+    let starts = range.clone().step_by(PIECE as usize);
     let piece = |start: u64| {
-        TokenRange::new(start, range.end().min(start + PIECE)).map_err(|_| BenchError::Answer("a range"))
+        TokenRange::new(start, range.end.min(start + PIECE)).map_err(|_| BenchError::Answer("a range"))
     };
     starts.map(piece).collect()
 }

@@ -14,7 +14,7 @@ const HEADS: usize = 9;
 const KV_HEADS: usize = 3;
 const HEAD_DIM: usize = 64;
 const HIDDEN: usize = 64;
-const VOCABULARY: usize = 64;
+pub(super) const VOCABULARY: usize = 64;
 /// Longest sequence.
 const CONTEXT: usize = 16_384;
 
@@ -46,7 +46,7 @@ fn config() -> Value {
         "hidden_size": HIDDEN, "intermediate_size": HIDDEN, "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
         "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0, "tie_word_embeddings": true, "eos_token_id": VOCABULARY - 1,
+        "rope_theta": 10000.0, "tie_word_embeddings": true,
     })
 }
 

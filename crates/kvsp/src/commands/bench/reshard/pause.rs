@@ -151,7 +151,7 @@ async fn answer_one(
         Ok::<_, BenchError>(heard)
     };
     let (heard, changes) = tokio::try_join!(hearing, changes(&watching, &first, told, shown))?;
-    let usual = heard.median_gap();
+    let usual = heard.usual_gap();
     let longer = |change: &Change| {
         let gap = heard.longest_gap_in(change.asked..=change.settled);
         gap.saturating_sub(usual).as_secs_f64() * 1e3

@@ -99,8 +99,8 @@ impl ThirdAct {
         let _ = write!(
             text,
             "\n  without a change a token came every {} ms (median), {} ms with a single instance\n  {}",
-            millis(self.heard.median_gap()),
-            millis(self.whole.median_gap()),
+            millis(self.heard.usual_gap()),
+            millis(self.whole.usual_gap()),
             self.heard.text().trim().replace('\n', "\n  "),
         );
         text
@@ -137,8 +137,8 @@ impl ThirdAct {
             "prompt_tokens": self.prompt,
             "shards": self.first.shards,
             "changes": self.changes.iter().map(step).collect::<Vec<_>>(),
-            "token_ms": ms(self.heard.median_gap()),
-            "token_ms_alone": ms(self.whole.median_gap()),
+            "token_ms": ms(self.heard.usual_gap()),
+            "token_ms_alone": ms(self.whole.usual_gap()),
             "text": self.heard.text(),
             "text_alone": self.whole.text(),
         })
