@@ -85,7 +85,7 @@ fn key(map: &MapId) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use kvsp_core::reshard::{Decision, MemberRow, PlanRow};
+    use kvsp_core::reshard::{Decision, MemberRow, PlanRow, Spare};
     use kvsp_proto::id::{CompatId, ScopeId};
     use kvsp_proto::message::{MAX_SHARDS, Shard, TokenRange};
     use kvsp_store::state::{MAX_VALUE_OCTETS, MemoryState};
@@ -117,7 +117,15 @@ mod tests {
                 .iter()
                 .map(|instance| MemberRow { instance: instance.clone(), epoch: 1 << 52, ttl_ms: 1 << 40 })
                 .collect(),
-            spare: shards.clone(),
+            spare: shards
+                .iter()
+                .map(|shard| Spare {
+                    tokens: shard.tokens,
+                    instance: shard.instance.clone(),
+                    epoch: 1 << 52,
+                    ttl_ms: 1 << 40,
+                })
+                .collect(),
             attempts: u64::MAX,
             plan: Some(PlanRow {
                 attempt: u64::MAX,

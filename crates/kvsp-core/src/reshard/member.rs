@@ -111,7 +111,14 @@ impl Member {
         Self { config, instance, maps: BTreeMap::new(), strays: VecDeque::new(), changes: 0 }
     }
 
-    /// Begins a plan, or finds it begun. Of what it retains, something may be missing, as after a restart that the
+    /// Whether a plan says that a later version holds than the one here. That is so where we were given up and missed
+    /// versions; then taking the plan frees all that is here. So only the controller's word, asked for, makes it true.
+    #[must_use]
+    pub fn is_ahead(&self, plan: &ReshardPlan) -> bool {
+        self.maps.get(&plan.map).is_some_and(|entry| plan.from > entry.version)
+    }
+
+    /// Begins a plan, or finds it begun. One that [is ahead](Self::is_ahead) is to be confirmed first. Of what it retains, something may be missing, as after a restart that the
     /// controller has not heard of yet: then nobody has it, and whoever needs it computes it.
     ///
     /// # Errors
@@ -323,8 +330,7 @@ impl Member {
             return Err(MemberError::Conflict { version: entry.version });
         }
         entry.epoch = open.epoch;
-        // K and V of what was certain are the same under every leader.
-        discard.extend(entry.open(open.epoch).clip(open.certain.unwrap_or(open.length)..u64::MAX).iter());
+        discard.extend(entry.open(open.epoch, open.certain.unwrap_or(open.length)).iter());
         entry.changes = stamp;
         Ok(Opened { discard, reserve: ours, forget_from: open.length })
     }

@@ -65,7 +65,6 @@ impl Maps {
                 gone.filter(|instance| plan.shards.iter().any(|s| s.instance == *instance)).collect();
             entry.epochs.clone_from(&running.epochs);
             entry.silent.clear();
-            entry.regroups = 0;
         } else {
             let same = |instance: &BaseUri| {
                 let host = self.hosts.get(instance);

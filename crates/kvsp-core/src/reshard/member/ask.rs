@@ -83,6 +83,11 @@ impl Member {
             None => Asked::Forget,
             Some(view) if entry.prepared.is_some() => decided(entry, view),
             Some(view) if is_over(entry, view, &self.instance) => Asked::Forget,
+            // All have been told, and we were not: we are counted out.
+            Some(view) if entry.unsaid && view.pending.is_none() && view.version == entry.version => {
+                entry.unsaid = false;
+                Asked::Commit(std::mem::take(&mut entry.spare))
+            }
             Some(_) => Asked::Wait,
         };
         if outcome != Asked::Wait {
@@ -103,7 +108,8 @@ fn decided(entry: &mut Entry, view: &MapView) -> Asked {
     if view.version == to && agree(view.attempt) && prepared.state == Loading::Ready {
         entry.adopt();
         // While others are being told, what may be freed comes with the commit itself.
-        let free = if view.pending.is_some() { Ranges::new() } else { std::mem::take(&mut entry.spare) };
+        entry.unsaid = view.pending.is_some();
+        let free = if entry.unsaid { Ranges::new() } else { std::mem::take(&mut entry.spare) };
         return Asked::Commit(free);
     }
     if view.version >= to {

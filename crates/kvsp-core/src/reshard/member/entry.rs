@@ -23,6 +23,8 @@ pub(super) struct Entry {
     /// The epoch of the leader that opened the context here last.
     pub(super) opened: Option<u64>,
     pub(super) unopened: Unopened,
+    /// It was learnt by asking that this version holds; what is to be kept beside our ranges was not said yet.
+    pub(super) unsaid: bool,
     pub(super) prepared: Option<Prepared>,
     /// Another number after each thing that happens to the map.
     pub(super) changes: u64,
@@ -55,11 +57,6 @@ impl Unopened {
         self.ranges = self.ranges.union(ranges);
         self.epoch = Some(self.epoch.map_or(epoch, |known| known.min(epoch)));
     }
-
-    /// Whether it came under a leader before this epoch.
-    pub(super) fn is_before(&self, epoch: u64) -> bool {
-        self.epoch.is_some_and(|known| known < epoch)
-    }
 }
 
 /// Whether a plan is acknowledged.
@@ -89,6 +86,7 @@ impl Entry {
             epoch: 0,
             opened: None,
             unopened: Unopened::default(),
+            unsaid: false,
             prepared: None,
             changes: 0,
         }
@@ -113,21 +111,29 @@ impl Entry {
             .map_or(opened, |epoch| if self.opened.is_some() { epoch.min(opened) } else { epoch })
     }
 
-    /// A leader of this epoch opens the context: what is here from leaders before it.
-    pub(super) fn open(&mut self, epoch: u64) -> Ranges {
+    /// A leader of this epoch opens the context, of which so many tokens are certain: what is here under leaders before
+    /// it and cannot be relied on. Of the last one's that is what lies beyond; those before had the tokens of yet other
+    /// leaders, whose ends are not known.
+    pub(super) fn open(&mut self, epoch: u64, certain: u64) -> Ranges {
         let all = self.all();
         let prepared = self.prepared.as_mut().map(|prepared| std::mem::take(&mut prepared.unopened));
-        let mut former = Ranges::new();
-        let mut own = Ranges::new();
+        let reliable = |under: u64| if under + 1 >= epoch { certain } else { 0 };
+        let (mut discard, mut own) = (Ranges::new(), Ranges::new());
         for part in prepared.into_iter().chain([std::mem::take(&mut self.unopened)]) {
-            let set = if part.is_before(epoch) { &mut former } else { &mut own };
-            set.extend(part.ranges.iter());
+            match part.epoch {
+                Some(under) if under < epoch => {
+                    discard.extend(part.ranges.clip(reliable(under)..u64::MAX).iter());
+                    own.extend(part.ranges.iter());
+                }
+                _ => own.extend(part.ranges.iter()),
+            }
         }
         if self.opened < Some(epoch) {
-            former = all.difference(&own).union(&former);
+            let from = self.opened.map_or(0, reliable);
+            discard.extend(all.difference(&own).clip(from..u64::MAX).iter());
         }
         self.opened = Some(epoch);
-        former
+        discard
     }
 
     /// The open plan, where it is this one.
@@ -177,6 +183,7 @@ impl Entry {
             return Ranges::new();
         }
         self.decided = self.decided.max(attempt);
+        self.unsaid = false;
         let free = self.spare.difference(keep);
         self.spare = self.spare.intersection(keep);
         free

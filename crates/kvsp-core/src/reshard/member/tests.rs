@@ -192,6 +192,10 @@ fn the_controller_is_asked_after_the_deadline_alone() {
     let mut committed = member.clone();
     let telling = view(5, Some(2), Some((5, Phase::Committing, Some(2))));
     assert_eq!(committed.asked(&asks[0], Some(&telling)), Asked::Commit(Ranges::new()));
+    let sweep = committed.sweep().remove(0);
+    assert_eq!(committed.clone().asked(&sweep, Some(&telling)), Asked::Wait);
+    let counted_out = committed.clone().asked(&sweep, Some(&view(5, Some(2), None)));
+    assert_eq!(counted_out, Asked::Commit(set(&[(2, 4)])));
     assert_eq!(committed.commit(&map(), 5, Some(2), &Ranges::new()), Ok(set(&[(2, 4)])));
     let mut settled = member.clone();
     assert_eq!(settled.asked(&asks[0], Some(&view(5, None, None))), Asked::Commit(set(&[(2, 4)])));
@@ -329,13 +333,28 @@ fn what_came_under_a_former_leader_is_cut_where_the_next_one_is_certain() {
     };
     let mut member = fetched(2);
     assert_eq!(member.view(&map(), &set(&[(6, 8)])).unwrap().epoch, 2);
-    assert_eq!(discarded(&member, 2, Some(1)), set(&[(1, 2)]), "what was loaded is of this leader");
-    assert_eq!(discarded(&member, 3, Some(1)), set(&[(1, 2), (6, 8)]));
-    assert_eq!(discarded(&member, 3, None), Ranges::new());
+    assert_eq!(discarded(&member, 2, Some(1)), set(&[(0, 2)]), "what was loaded is of this leader");
+    assert_eq!(discarded(&member, 3, Some(7)), set(&[(0, 2), (7, 8)]), "nobody had opened what stayed");
+    assert_eq!(
+        discarded(&member, 4, Some(7)),
+        set(&[(0, 2), (6, 8)]),
+        "there may have been a leader between"
+    );
     member.open(&map(), &open(5, 2, None)).unwrap();
     assert_eq!(discarded(&member, 2, Some(0)), Ranges::new());
+    assert_eq!(discarded(&member, 3, Some(1)), set(&[(1, 2), (6, 8)]));
     assert_eq!(member.may_compute(&map(), 5, 3), Err(MemberError::Conflict { version: 5 }));
-    member.may_store(&map(), 5, &(0..1), 4).unwrap();
-    assert_eq!(discarded(&member, 4, Some(0)), set(&[(1, 2), (6, 8)]), "what it stored itself stays");
-    assert_eq!(discarded(&member, 5, Some(0)), set(&[(0, 2), (6, 8)]));
+    member.may_store(&map(), 5, &(0..1), 3).unwrap();
+    assert_eq!(discarded(&member, 3, Some(0)), set(&[(1, 2), (6, 8)]), "what it stored itself stays");
+    assert_eq!(discarded(&member, 4, Some(0)), set(&[(0, 2), (6, 8)]));
+}
+
+#[test]
+fn a_plan_of_a_later_version_is_to_be_confirmed_before_it_is_taken() {
+    let mut member = ready(None);
+    assert!(!member.is_ahead(&plan(4, None)), "it is open");
+    assert!(member.is_ahead(&plan(5, None)), "the open one is not decided");
+    member.commit(&map(), 5, None, &Ranges::new()).unwrap();
+    assert!(!member.is_ahead(&plan(5, None)) && member.is_ahead(&plan(6, None)));
+    assert!(!self::member().is_ahead(&plan(6, None)), "nothing is here that could be lost");
 }
