@@ -2,7 +2,8 @@
 //! section 8). Every body is held to its `Repr-Digest`.
 
 use bytes::Bytes;
-use http::Method;
+use http::header::CONTENT_ENCODING;
+use http::{Method, StatusCode};
 use kvsp_proto::attention::{AttentionPartial, AttentionQuery};
 use kvsp_proto::container::Container;
 use kvsp_proto::message::{MapId, PrefillAnswer, PrefillRequest, TokenRange};
@@ -15,8 +16,8 @@ use crate::transport::{Call, Client};
 use crate::verify::VerifyError;
 
 impl Client {
-    /// K and V of a range of tokens at a member, all layers: one container. Its form, `Repr-Digest` and token count
-    /// are verified; the section sizes are the caller's to check
+    /// K and V of a range of tokens at a member, all layers: one container of at most `max` octets. Its form,
+    /// `Repr-Digest` and token count are verified; the section sizes are the caller's to check
     /// ([`Container::check_geometry_of`]).
     ///
     /// # Errors
@@ -27,9 +28,11 @@ impl Client {
         map: &MapId,
         version: u64,
         range: TokenRange,
+        max: u64,
     ) -> Result<Container, ClientError> {
         let call = Call::get(path::map_tokens(map, version, range));
-        let octets = self.digested(member, call, MEDIA_BLOCK, self.config().max_container_octets).await?;
+        let max = max.min(self.config().max_container_octets);
+        let octets = self.digested(member, call, MEDIA_BLOCK, max).await?;
         let container = Container::parse(octets, &self.container_limits()).map_err(VerifyError::Container)?;
         if u64::from(container.token_count()) != range.tokens() {
             return Err(ClientError::protocol("the container has another number of tokens than the range"));
@@ -105,6 +108,9 @@ impl Client {
         max: u64,
     ) -> Result<Bytes, ClientError> {
         let (parts, body) = self.begin(member, call, false).await?.into_parts();
+        if parts.status != StatusCode::OK || parts.headers.contains_key(CONTENT_ENCODING) {
+            return Err(ClientError::protocol("not a whole representation as it is"));
+        }
         require_media(&parts.headers, &[media])?;
         self.receive_digested(&parts.headers, body, max).await
     }

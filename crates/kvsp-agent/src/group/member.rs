@@ -197,6 +197,18 @@ fn require_compat(agent: &Agent, compat: CompatId) -> Result<(), Problem> {
     Err(Problem::new(ProblemType::CompatMismatch, detail))
 }
 
+/// A context does not change its scope.
+fn require_scope(agent: &Agent, plan: &ReshardPlan) -> Result<(), Problem> {
+    let known = agent.group.members.with(|state| state.known.get(&plan.map).and_then(|known| known.scope));
+    match (known, plan.scope_id) {
+        (Some(known), Some(said)) if known != said => {
+            let detail = "member scope_id is not the scope of the map";
+            Err(Problem::new(ProblemType::InvalidShardMap, detail))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Memory is the engine's, so without it none can be promised.
 fn require_engine(agent: &Agent) -> Result<(), Problem> {
     if agent.engine.is_up() {
@@ -250,6 +262,10 @@ pub(super) async fn plan(agent: &Arc<Agent>, plan: ReshardPlan) -> Result<Reshar
     plan.compat_id.map_or(Ok(()), |compat| require_compat(agent, compat))?;
     require_engine(agent)?;
     let members = &agent.group.members;
+    require_scope(agent, &plan)?;
+    if members.machine(|machine| machine.is_ahead(&plan)) {
+        ask::confirm(agent, &plan).await?;
+    }
     let loading = {
         let _turn = members.turn(&plan.map).await;
         let now = agent.clock.now();

@@ -103,8 +103,12 @@ async fn held_by(agent: &Agent, order: &Order, source: &BaseUri) -> Held {
 fn piece_tokens(agent: &Agent) -> u64 {
     let octets = token_octets(agent).max(1);
     let most = agent.config.limits.max_container_octets.min(agent.client.config().max_container_octets);
-    let head = 20 + 16 * u64::from(agent.descriptor.layers);
-    (PIECE_OCTETS.min(most.saturating_sub(head)) / octets).clamp(1, u64::from(u32::MAX))
+    (PIECE_OCTETS.min(most.saturating_sub(head_octets(agent))) / octets).clamp(1, u64::from(u32::MAX))
+}
+
+/// Octets of a container before its data, all layers in it.
+fn head_octets(agent: &Agent) -> u64 {
+    20 + 16 * u64::from(agent.descriptor.layers)
 }
 
 /// Octets of K and V of a token in all layers.
@@ -155,15 +159,18 @@ async fn fetch(
     range: TokenRange,
 ) -> Result<kvsp_proto::container::Container, ClientError> {
     let mut wait = RETRY;
+    // One that is longer is not what was asked for, and not worth receiving.
+    let octets = head_octets(agent).saturating_add(range.tokens().saturating_mul(token_octets(agent)));
+    let get = || agent.client.get_tokens(source, &order.map, order.from, range, octets);
     for _ in 1..TRIES {
-        match agent.client.get_tokens(source, &order.map, order.from, range).await {
+        match get().await {
             Err(error) if is_passing(&error) => {}
             done => return done,
         }
         tokio::time::sleep(wait).await;
         wait *= 2;
     }
-    agent.client.get_tokens(source, &order.map, order.from, range).await
+    get().await
 }
 
 /// Whether the same question may be answered a moment later.

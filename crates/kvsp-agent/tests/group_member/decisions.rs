@@ -1,5 +1,7 @@
 //! Commits and aborts, early, late and again.
 
+use kvsp_proto::message::ReshardPlan;
+
 use crate::support::{Instance, Setup, client};
 use crate::team::*;
 
@@ -29,14 +31,15 @@ async fn a_decision_on_a_map_that_is_not_known() {
     let member = member().await;
     assert_eq!(problem(member.commit(2).await), (404, "kvsp-map-unknown"));
     assert_eq!(problem(member.abort(2).await), (404, "kvsp-map-unknown"));
+    assert_eq!(problem(member.abort_plan(2, 7).await), (404, "kvsp-map-unknown"));
     let plan = Plan::new().retain(0, 9);
     assert_eq!(
-        problem(member.plan(plan.clone()).await),
+        problem(member.plan(plan.clone().attempt(7)).await),
         (409, "kvsp-reshard-conflict"),
         "aborted before it came"
     );
     assert_eq!(member.metric(RESERVED).await, 0);
-    // A plan without a number is refused once: the next may be another.
+    // One without a number may be another than the one that was aborted.
     member.plan(plan).await.unwrap();
     member.commit(2).await.unwrap();
     assert_eq!(member.metric(RESERVED).await, 9);
@@ -105,9 +108,35 @@ async fn without_memory_a_plan_is_refused_and_nothing_stays_reserved() {
     // What fits is taken all the same, and the context that is too large for anybody is not.
     tight.plan(Plan::new().retain(0, 20).fetch(20, 40, &other.base)).await.unwrap();
     assert_eq!(tight.metric(RESERVED).await, 40);
-    let huge = opening(&tight, 0, 0, shards(&[(1 << 40, &tight.base)]));
+    let huge = opening(&tight, 0, 0, shards(&[(u64::from(u32::MAX), &tight.base)]));
     let refused = client().open_context(&tight.base, &"huge".parse().unwrap(), &huge).await;
     assert_eq!(problem(refused), (507, "kvsp-storage-full"));
     let unknown = client().held(&tight.base, &"huge".parse().unwrap()).await;
     assert_eq!(problem(unknown), (404, "kvsp-map-unknown"));
+}
+
+#[tokio::test]
+async fn a_plan_of_a_version_that_does_not_hold_costs_nothing_that_is_here() {
+    let (a, b) = pair().await;
+    let nothing = Plan::new().from(3);
+    let retains = Plan::new().from(9).retain(0, 37);
+    let forbidden = Plan::new().from(3).fetch(37, 100, &b.base);
+    for plan in [nothing.clone(), retains, forbidden] {
+        assert_eq!(problem(a.plan(plan).await), (409, "kvsp-reshard-conflict"));
+    }
+    // Nor does one that would succeed an open one, which the controller alone decides about.
+    a.plan(Plan::new().release(0, 37).length(60)).await.unwrap();
+    assert_eq!(problem(a.plan(Plan::new().from(2)).await), (409, "kvsp-reshard-conflict"));
+    a.abort(2).await.unwrap();
+    assert_eq!((a.held().await, a.metric(RESERVED).await), (vec![range(0, 37)], 37));
+    assert_eq!(a.tokens(1, range(0, 37)).await.unwrap(), sections(&a.descriptor, range(0, 37)));
+    // Without a number the same plan may come again after its abort.
+    for _ in 0..2 {
+        a.plan(Plan::new().retain(0, 37).length(60)).await.unwrap();
+        a.abort(2).await.unwrap();
+    }
+    let other_scope = Plan::new().retain(0, 37).length(60);
+    let other_scope = Plan(ReshardPlan { scope_id: Some(Default::default()), ..other_scope.0 });
+    assert_eq!(problem(a.plan(other_scope).await), (422, "kvsp-invalid-shard-map"));
+    a.plan(Plan::new().retain(0, 37).length(60)).await.unwrap();
 }

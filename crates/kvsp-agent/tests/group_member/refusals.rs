@@ -54,7 +54,7 @@ async fn messages_that_are_none() {
         (with("map", json!("n")), (200, "")),
         (
             json!({"map": "m", "from": 2, "to": 3, "deadline_ms": 1, "retain": [], "fetch": [], "release": []}),
-            (200, ""),
+            (409, "kvsp-reshard-conflict"),
         ),
     ] {
         let answer = send(&a.base, "POST", "reshard", &body.to_string()).await;
@@ -82,8 +82,9 @@ async fn ranges_and_versions_that_are_not_there() {
         ("maps/m/1/tokens?range=6-5", (400, "kvsp-invalid-range")),
         ("maps/m/1/tokens?range=+1-5", (400, "kvsp-invalid-range")),
         ("maps/m/1/tokens?range=1-5&range=1-5", (400, "kvsp-invalid-range")),
-        ("maps/m/1/tokens?range=1-9007199254740992", (400, "kvsp-invalid-range")),
-        ("maps/m/1/tokens?range=0-9007199254740991", (413, "kvsp-limit-exceeded")),
+        ("maps/m/1/tokens?range=1-4294967296", (400, "kvsp-invalid-range")),
+        ("maps/m/1/tokens?range=0-4294967295", (413, "kvsp-limit-exceeded")),
+        ("maps/m/01/tokens?range=0-5", (400, "kvsp-bad-identifier")),
         ("maps/m/1/tokens?range=0-38", (404, "kvsp-layers-unavailable")),
         ("maps/m/2/tokens?range=0-5", (409, "kvsp-reshard-conflict")),
         ("maps/m/x/tokens?range=0-5", (400, "kvsp-bad-identifier")),
@@ -100,7 +101,7 @@ async fn ranges_and_versions_that_are_not_there() {
 #[tokio::test]
 async fn octets_that_are_not_to_be_stored() {
     let (a, b) = pair().await;
-    a.open(7, 20, shards(&[(37, &a.base), (100, &b.base)])).await;
+    a.open(1, 20, shards(&[(37, &a.base), (100, &b.base)])).await;
     assert_eq!(a.held().await, [range(0, 20)], "what is not certain is forgotten");
     let good = sections(&a.descriptor, range(20, 30)).bytes().clone();
     let epoch = |n: u64| ("kvsp-session-epoch", n.to_string());
@@ -115,39 +116,39 @@ async fn octets_that_are_not_to_be_stored() {
         container::encode(codec, 0, 10, &sections).unwrap()
     };
     for (path, octets, headers, expected) in [
-        (path, &good, vec![epoch(7)], (400, "about:blank")),
-        (path, &good, vec![epoch(7), ("repr-digest", "sha-256=x".into())], (400, "about:blank")),
-        (path, &good, vec![epoch(7), digest(b"others")], (422, "kvsp-digest-mismatch")),
-        (path, &good, vec![epoch(6), digest(&good)], (409, "kvsp-stale-epoch")),
+        (path, &good, vec![epoch(1)], (400, "about:blank")),
+        (path, &good, vec![epoch(1), ("repr-digest", "sha-256=x".into())], (400, "about:blank")),
+        (path, &good, vec![epoch(1), digest(b"others")], (422, "kvsp-digest-mismatch")),
+        (path, &good, vec![epoch(0), digest(&good)], (409, "kvsp-stale-epoch")),
         (path, &good, vec![digest(&good)], (409, "kvsp-stale-epoch")),
         (path, &good, vec![("kvsp-session-epoch", "x".into()), digest(&good)], (400, "kvsp-bad-identifier")),
-        ("maps/m/2/tokens?range=20-30", &good, vec![epoch(7), digest(&good)], (409, "kvsp-reshard-conflict")),
+        ("maps/m/2/tokens?range=20-30", &good, vec![epoch(1), digest(&good)], (409, "kvsp-reshard-conflict")),
         (
             "maps/m/1/tokens?range=30-40",
             &good,
-            vec![epoch(7), digest(&good)],
+            vec![epoch(1), digest(&good)],
             (422, "kvsp-invalid-shard-map"),
         ),
         (
             "maps/m/1/tokens?range=20-31",
             &good,
-            vec![epoch(7), digest(&good)],
+            vec![epoch(1), digest(&good)],
             (422, "kvsp-container-mismatch"),
         ),
-        ("maps/m/1/tokens", &good, vec![epoch(7), digest(&good)], (400, "kvsp-invalid-range")),
-        ("maps/n/1/tokens?range=20-30", &good, vec![epoch(7), digest(&good)], (404, "kvsp-map-unknown")),
-        (path, &shorter, vec![epoch(7), digest(&shorter)], (422, "kvsp-container-mismatch")),
-        (path, &good.slice(..99), vec![epoch(7), digest(&good[..99])], (400, "kvsp-malformed-container")),
+        ("maps/m/1/tokens", &good, vec![epoch(1), digest(&good)], (400, "kvsp-invalid-range")),
+        ("maps/n/1/tokens?range=20-30", &good, vec![epoch(1), digest(&good)], (404, "kvsp-map-unknown")),
+        (path, &shorter, vec![epoch(1), digest(&shorter)], (422, "kvsp-container-mismatch")),
+        (path, &good.slice(..99), vec![epoch(1), digest(&good[..99])], (400, "kvsp-malformed-container")),
         (
             path,
             &layers(1, Codec::RAW),
-            vec![epoch(7), digest(&layers(1, Codec::RAW))],
+            vec![epoch(1), digest(&layers(1, Codec::RAW))],
             (422, "kvsp-container-mismatch"),
         ),
         (
             path,
             &layers(2, Codec::SPLIT_ZSTD),
-            vec![epoch(7), digest(&layers(2, Codec::SPLIT_ZSTD))],
+            vec![epoch(1), digest(&layers(2, Codec::SPLIT_ZSTD))],
             (415, "kvsp-unsupported-codec"),
         ),
     ] {
@@ -156,7 +157,7 @@ async fn octets_that_are_not_to_be_stored() {
         assert_eq!(a.held().await, [range(0, 20)]);
     }
     let stored = a.metric(STORED).await;
-    assert_eq!(put(path, &good, &[epoch(7), digest(&good)]).await.status, 204);
+    assert_eq!(put(path, &good, &[epoch(1), digest(&good)]).await.status, 204);
     assert_eq!(a.held().await, [range(0, 30)]);
     assert_eq!(a.metric(STORED).await - stored, octets_of(&a.descriptor, 10));
     assert_eq!(a.tokens(1, range(0, 30)).await.unwrap(), sections(&a.descriptor, range(0, 30)));
@@ -186,13 +187,13 @@ async fn contexts_that_cannot_be_opened() {
         (status, name)
     };
     let body = |change: fn(&mut Value)| {
-        let mut body = serde_json::to_value(opening(&a, 5, 37, split.clone())).unwrap();
+        let mut body = serde_json::to_value(opening(&a, 1, 37, split.clone())).unwrap();
         change(&mut body);
         body
     };
-    a.open(5, 37, split.clone()).await;
+    a.open(1, 37, split.clone()).await;
     for (path, body, expected) in [
-        ("maps/m", body(|b| b["epoch"] = json!(4)), (409, "kvsp-stale-epoch")),
+        ("maps/m", body(|b| b["epoch"] = json!(0)), (409, "kvsp-stale-epoch")),
         ("maps/m", body(|b| b["version"] = json!(0)), (409, "kvsp-reshard-conflict")),
         ("maps/m", body(|b| b["length"] = json!(101)), (422, "kvsp-invalid-shard-map")),
         ("maps/m", body(|b| b["shards"] = json!([])), (422, "kvsp-invalid-shard-map")),
@@ -212,9 +213,10 @@ async fn contexts_that_cannot_be_opened() {
         assert_eq!(a.held().await, [range(0, 37)]);
     }
     // Other ranges of ours at the version that we know.
-    let other = serde_json::to_value(opening(&a, 5, 30, shards(&[(30, &a.base), (100, &b.base)]))).unwrap();
+    let other = serde_json::to_value(opening(&a, 1, 30, shards(&[(30, &a.base), (100, &b.base)]))).unwrap();
     assert_eq!(put("maps/m", other).await, (409, "kvsp-reshard-conflict".into()));
-    assert_eq!(a.open(6, 30, split).await, [range(0, 30)]);
+    assert_eq!(a.open(2, 30, split.clone()).await, [range(0, 30)]);
+    assert_eq!(a.open(4, 30, split).await, [], "a leader between may have had other tokens");
 }
 
 fn query(step: u64) -> AttentionQuery {
@@ -302,9 +304,10 @@ async fn queries_that_cannot_be_answered() {
     );
     assert_eq!(answered.headers["repr-digest"], digest(&answered.body).1);
     assert!(AttentionPartial::decode(&answered.body).unwrap().answers(&query(1)));
-    // A leader of a higher epoch fences the one before.
-    client().partial_attention(&a.base, &map(), 1, 8, &query(2)).await.unwrap();
-    let stale = client().partial_attention(&a.base, &map(), 1, 7, &query(3)).await;
+    // A leader of a higher epoch fences the one before, and says what is certain before it asks.
+    let unopened = client().partial_attention(&a.base, &map(), 1, 1, &query(2)).await;
+    assert_eq!(problem(unopened), (409, "kvsp-reshard-conflict"));
+    let stale = client().partial_attention(&a.base, &map(), 1, 0, &query(3)).await;
     assert_eq!(problem(stale), (409, "kvsp-stale-epoch"));
 }
 

@@ -189,7 +189,7 @@ impl Told for Instance {
     }
 
     async fn tokens(&self, version: u64, tokens: TokenRange) -> Result<Container, ClientError> {
-        client().get_tokens(&self.base, &map(), version, tokens).await
+        client().get_tokens(&self.base, &map(), version, tokens, u64::MAX).await
     }
 }
 

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvsp_core::instances::{Sleeper, Step};
+use kvsp_core::instances::{ActiveInstance, Sleeper, Step};
 use kvsp_proto::id::CompatId;
 use kvsp_proto::message::PlacementRequest;
 use kvsp_proto::problem::Problem;
@@ -66,14 +66,15 @@ impl Drop for Waiter<'_> {
 }
 
 impl ControllerService {
-    /// Whether somebody could be woken or started for a request.
+    /// Whether somebody could be woken or started for a request, or is about to report again.
     pub(crate) fn may_grow(&self, request: &PlacementRequest) -> bool {
-        !self.config.start.command.is_empty()
-            || self
-                .instances()
-                .wakeable(request.compat_id, self.now())
-                .iter()
-                .any(|asleep| !request.exclude.contains(&asleep.status.instance))
+        if !self.config.start.command.is_empty() {
+            return true;
+        }
+        let (mut instances, now) = (self.instances(), self.now());
+        let is_excluded = |asleep: &ActiveInstance| request.exclude.contains(&asleep.status.instance);
+        instances.expected_until(now).is_some()
+            || !instances.wakeable(request.compat_id, now).iter().all(is_excluded)
     }
 
     /// The instances that can take a request, weighed, where `weighed` are none or all too expensive: once an
@@ -123,6 +124,10 @@ impl ControllerService {
         known: &Arc<Known>,
     ) -> Result<Step, Problem> {
         let compat = request.compat_id;
+        // After a start of ours nobody is woken or started for those who have yet to report.
+        if let Some(until) = self.instances().expected_until(self.now()) {
+            return Ok(Step::Wait(Some(until)));
+        }
         let mut asleep = self.instances().wakeable(compat, self.now());
         asleep.retain(|asleep| !request.exclude.contains(&asleep.status.instance));
         let batches: BTreeMap<_, _> =

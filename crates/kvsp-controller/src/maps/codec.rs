@@ -95,7 +95,7 @@ mod tests {
 
     fn shards(count: u64, uri: impl Fn(u64) -> String) -> Vec<Shard> {
         // As long as numbers of tokens can be.
-        let at = |n: u64| (1 << 52) + n;
+        let at = |n: u64| (1 << 31) + n;
         let start = |n: u64| if n == 0 { 0 } else { at(n) };
         let shard = |n| Shard {
             tokens: TokenRange::new(start(n), at(n + 1)).unwrap(),

@@ -1,6 +1,7 @@
 //! What of instances outlives the controller's process (draft section 6.3: epochs are remembered, and so are orders).
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use kvsp_proto::record::InstanceState;
 use kvsp_proto::uri::BaseUri;
@@ -9,6 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::entry::Entry;
 use super::{Instances, InstancesConfig, StateError};
 use crate::time::Time;
+
+/// How late a report may be on a busy machine.
+const LATE: Duration = Duration::from_millis(250);
 
 /// What is remembered of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,7 +53,9 @@ pub enum InstanceChange {
 #[derive(Debug, Clone)]
 pub(super) struct Unheard {
     pub(super) row: InstanceRow,
-    /// By when it is to report.
+    /// By when it has reported where it is alive.
+    pub(super) report_by: Time,
+    /// By when it is to report, or has failed.
     pub(super) deadline: Time,
 }
 
@@ -60,11 +66,21 @@ impl Instances {
     pub fn restore(config: InstancesConfig, rows: Vec<InstanceRow>, now: Time) -> Self {
         let mut all = Self::new(config, now);
         for row in rows {
-            let deadline = now.after_millis(row.ttl_ms.min(config.max_ttl_ms));
+            let ttl_ms = row.ttl_ms.min(config.max_ttl_ms);
+            let (report_by, deadline) = (now.after_millis(ttl_ms / 3) + LATE, now.after_millis(ttl_ms));
             all.recorded.insert(row.instance.clone(), row.clone());
-            all.unheard.insert(row.instance.clone(), Unheard { row, deadline });
+            all.unheard.insert(row.instance.clone(), Unheard { row, report_by, deadline });
         }
         all
+    }
+
+    /// Until when a report of an instance that was active before the controller's start is to be expected: one comes
+    /// every third of a TTL. `None` where none is, any more.
+    #[must_use]
+    pub fn expected_until(&mut self, now: Time) -> Option<Time> {
+        self.look(now);
+        let active = self.unheard.values().filter(|unheard| unheard.row.state == InstanceState::Active);
+        active.map(|unheard| unheard.report_by).filter(|until| *until > now).max()
     }
 
     /// Whether what is known of an instance is on stable storage. An answer that tells of it waits for that.

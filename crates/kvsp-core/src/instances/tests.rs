@@ -308,3 +308,24 @@ fn who_handed_over_is_not_woken_by_a_placement() {
     all.set_state(&uri("a"), Sleeping, false, START).unwrap();
     assert_eq!(all.wakeable(ANY, START).len(), 1, "another order is another wish");
 }
+
+#[test]
+fn after_a_restart_those_who_were_active_are_expected_for_a_third_of_their_ttl() {
+    let row = |name: &str, state| InstanceRow {
+        instance: uri(name),
+        epoch: 1,
+        ttl_ms: 3000,
+        state,
+        ordered: false,
+        migrate: false,
+    };
+    let restore = |rows| Instances::restore(InstancesConfig::default(), rows, START);
+    let mut all = restore(vec![row("a", Active), row("b", Sleeping)]);
+    let until = START.after_millis(1250);
+    assert_eq!(all.expected_until(START), Some(until));
+    assert_eq!(all.expected_until(until), None, "it is late, and waited for no longer");
+    let mut all = restore(vec![row("a", Active)]);
+    all.report(status("a", 1, Active), START).unwrap();
+    assert_eq!(all.expected_until(START), None);
+    assert_eq!(restore(vec![row("b", Sleeping)]).expected_until(START), None);
+}

@@ -98,8 +98,8 @@ pub struct Member {
     config: MemberConfig,
     instance: BaseUri,
     maps: BTreeMap<MapId, Entry>,
-    /// Aborts of plans that have not come: the oldest goes first.
-    strays: VecDeque<(MapId, u64, Option<u64>)>,
+    /// Aborts of numbered plans that have not come: the oldest goes first.
+    strays: VecDeque<(MapId, u64, u64)>,
     /// Counts what happens to maps, so that an answer of the controller is not taken for one about what came later.
     changes: u64,
 }
@@ -118,8 +118,9 @@ impl Member {
         self.maps.get(&plan.map).is_some_and(|entry| plan.from > entry.version)
     }
 
-    /// Begins a plan, or finds it begun. One that [is ahead](Self::is_ahead) is to be confirmed first. Of what it retains, something may be missing, as after a restart that the
-    /// controller has not heard of yet: then nobody has it, and whoever needs it computes it.
+    /// Begins a plan, or finds it begun. One that [is ahead](Self::is_ahead) is to be confirmed first. Of what it
+    /// retains, something may be missing, as after a restart that the controller has not heard of yet: then nobody has
+    /// it, and whoever needs it computes it.
     ///
     /// # Errors
     /// [`MemberError::Conflict`]: another version holds, another plan is open, or this one was aborted;
@@ -251,7 +252,7 @@ impl Member {
     /// A version will never hold. What is to be freed: what was reserved for it alone, but for `keep`.
     ///
     /// # Errors
-    /// [`MemberError::Unknown`]: no such map, but a plan that comes late is refused; [`MemberError::Conflict`]: it
+    /// [`MemberError::Unknown`]: no such map, but a numbered plan that comes late is refused; [`MemberError::Conflict`]: it
     /// was committed.
     pub fn abort(
         &mut self,
@@ -277,17 +278,12 @@ impl Member {
             entry.keep_fetched(keep);
             let fetched = entry.drop_prepared();
             let free = fetched.union(&entry.keep_only(attempt, keep));
-            if attempt.is_some() {
-                self.remember(map, version, attempt);
-            }
+            self.remember(map, version, attempt);
             return Ok(free);
         }
         // The plan is over, or has not come yet and must not count when it comes.
-        let later = entry.prepared.is_some();
         let free = if attempt.is_some() { entry.keep_only(attempt, keep) } else { Ranges::new() };
-        if !later || attempt.is_some() {
-            self.remember(map, version, attempt);
-        }
+        self.remember(map, version, attempt);
         Ok(free)
     }
 
@@ -445,26 +441,23 @@ impl Member {
         Ok(entry)
     }
 
-    /// A plan whose abort has been here before it. One without a number is refused once: the next may be another.
-    fn refuse_stray(&mut self, plan: &ReshardPlan) -> Result<(), MemberError> {
-        let is_it = |(map, to, attempt): &(MapId, u64, Option<u64>)| {
-            *map == plan.map
-                && *to == plan.to
-                && attempt.is_some() == plan.attempt.is_some()
-                && *attempt >= plan.attempt
+    /// A numbered plan whose abort has been here before it.
+    fn refuse_stray(&self, plan: &ReshardPlan) -> Result<(), MemberError> {
+        let is_it = |(map, to, attempt): &(MapId, u64, u64)| {
+            *map == plan.map && *to == plan.to && plan.attempt.is_some_and(|number| number <= *attempt)
         };
-        let Some(at) = self.strays.iter().position(is_it) else { return Ok(()) };
-        if plan.attempt.is_none() {
-            self.strays.remove(at);
+        if self.strays.iter().any(is_it) {
+            return Err(MemberError::Conflict { version: plan.from });
         }
-        Err(MemberError::Conflict { version: plan.from })
+        Ok(())
     }
 
+    /// Remembers an abort. One without a number cannot be told from that of the next plan for the version, which would
+    /// be refused for it; a plan that comes late is found to be over when the controller is asked.
     fn remember(&mut self, map: &MapId, to: u64, attempt: Option<u64>) {
+        let Some(attempt) = attempt else { return };
         // Of the plans for a version the highest number tells of all.
-        let same = |(of, version, number): &(MapId, u64, Option<u64>)| {
-            of == map && *version == to && number.is_some() == attempt.is_some()
-        };
+        let same = |(of, version, _): &(MapId, u64, u64)| of == map && *version == to;
         let known = self.strays.iter().position(same).and_then(|at| self.strays.remove(at));
         let attempt = known.map_or(attempt, |(_, _, number)| number.max(attempt));
         if self.strays.len() >= self.config.max_strays.max(1) {

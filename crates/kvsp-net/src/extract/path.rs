@@ -53,7 +53,9 @@ impl PathSegment for Uuid {
 
 impl PathSegment for u64 {
     fn from_segment(text: &str) -> Result<Self, Problem> {
-        let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+        // Each number has one spelling, so that a resource has one path.
+        let canonical = text == "0" || !text.starts_with('0');
+        let digits = canonical && !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
         let number = if digits { text.parse().ok() } else { None };
         number.ok_or_else(|| Problem::new(ProblemType::BadIdentifier, "expected an unsigned decimal"))
     }
@@ -138,6 +140,7 @@ mod tests {
         assert_eq!((scope, map.as_str()), (ScopeId([10; 16]), "m.1"));
         assert!(<(ScopeId, MapId)>::from_segments([&*"0a".repeat(16)].into_iter()).is_err());
         assert!(MapId::from_segment("a/b").is_err() && MapId::from_segment(&"a".repeat(129)).is_err());
+        assert!(u64::from_segment("01").is_err() && u64::from_segment("0") == Ok(0));
         assert!(u64::from_segment("+1").is_err() && u64::from_segment("18446744073709551616").is_err());
         assert_eq!(u64::from_segment("18446744073709551615"), Ok(u64::MAX));
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvsp_core::reshard::{Ask, Asked};
-use kvsp_proto::message::{MapId, MapView};
-use kvsp_proto::problem::ProblemType;
+use kvsp_proto::message::{MapId, MapView, ReshardPlan};
+use kvsp_proto::problem::{Problem, ProblemType};
 use kvsp_proto::uri::BaseUri;
 
 use super::load;
@@ -39,6 +39,28 @@ pub(crate) async fn keep(agent: Arc<Agent>) {
                     }
                 }
             }
+        }
+    }
+}
+
+/// A plan of a version later than the one here is true only where the controller says, when asked, that this version
+/// holds: what is here would be freed for it.
+///
+/// # Errors
+/// `kvsp-reshard-conflict` where it does not; `kvsp-overloaded` where it does not answer.
+pub(super) async fn confirm(agent: &Agent, plan: &ReshardPlan) -> Result<(), Problem> {
+    let conflict = || {
+        let detail =
+            format!("an earlier version holds here, and the controller has not ended it: not {}", plan.from);
+        Problem::new(ProblemType::ReshardConflict, detail)
+    };
+    let controller = agent.config.controller.as_ref().ok_or_else(conflict)?;
+    match answer(agent, controller, &plan.map).await {
+        Answer::View(view) if view.version == plan.from => Ok(()),
+        Answer::View(_) | Answer::Unknown => Err(conflict()),
+        Answer::None => {
+            let detail = "an earlier version holds here, and the controller cannot be asked";
+            Err(Problem::new(ProblemType::Overloaded, detail).retry_after(1))
         }
     }
 }

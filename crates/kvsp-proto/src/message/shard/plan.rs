@@ -67,6 +67,9 @@ impl ReshardPlan {
     fn check(mut self) -> Result<Self, RecordError> {
         self.deadline_ms = deadline(self.deadline_ms)?;
         let invalid = |why: &str| Err(RecordError::Invalid(why.to_owned()));
+        if self.from == 0 {
+            return invalid("member from is not at least 1, with which a map begins");
+        }
         if self.from.checked_add(1) != Some(self.to) {
             return invalid("member to is not from + 1");
         }
@@ -281,6 +284,7 @@ mod tests {
             with("commit", json!(5)),
             with("to", json!(4)),
             with("to", json!(6)),
+            json!({"map": "m", "from": 0, "to": 1, "deadline_ms": 1, "retain": [], "fetch": [], "release": []}),
             with("retain", json!([[0, 33]])),
             with("retain", json!([[5, 5]])),
             with("retain", json!([[6, 5]])),

@@ -20,16 +20,16 @@ pub struct TokenRange {
 
 /// A pair or a text is not a range (in a query `kvsp-invalid-range`, in a body `kvsp-invalid-shard-map`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a range of tokens is a-b in unsigned decimals with a < b")]
+#[error("a range of tokens is a-b in unsigned decimals 0..=4294967295 with a < b")]
 pub struct BadTokenRange;
 
 impl TokenRange {
     /// The positions `start..end`.
     ///
     /// # Errors
-    /// `start` is not below `end`, or `end` is beyond 2^53 − 1.
+    /// `start` is not below `end`, or `end` is beyond 2^32 − 1, above which no query can name it.
     pub const fn new(start: u64, end: u64) -> Result<Self, BadTokenRange> {
-        if start < end && end <= json::MAX_INTEGER { Ok(Self { start, end }) } else { Err(BadTokenRange) }
+        if start < end && end <= u32::MAX as u64 { Ok(Self { start, end }) } else { Err(BadTokenRange) }
     }
 
     /// The first position.
@@ -110,7 +110,7 @@ impl<'de> Deserialize<'de> for TokenRange {
         // Two numbers are well-formed; that they are no range makes the body false.
         Self::new(start, end).map_err(|_| {
             let mark = json::UNREGISTERED_MARK;
-            D::Error::custom(format_args!("{mark}a range of tokens is [a, b] with a < b"))
+            D::Error::custom(format_args!("{mark}a range of tokens is [a, b] with a < b < 2^32"))
         })
     }
 }
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_range_has_one_spelling_and_is_never_empty() {
-        for text in ["0-1", "7-30", "0-9007199254740991"] {
+        for text in ["0-1", "7-30", "0-4294967295"] {
             assert_eq!(text.parse::<TokenRange>().unwrap().to_string(), text);
         }
         for text in [
@@ -139,7 +139,7 @@ mod tests {
             "1-02",
             "1-2-3",
             "a-b",
-            "0-9007199254740992",
+            "0-4294967296",
         ] {
             assert_eq!(text.parse::<TokenRange>(), Err(BadTokenRange), "{text}");
         }

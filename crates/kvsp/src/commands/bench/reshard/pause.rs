@@ -215,6 +215,6 @@ async fn bound(watching: &Watch<'_>, view: &MapView) -> Result<Duration, BenchEr
     for _ in 0..2 {
         watching.client.held(&shard.instance, &view.map).await?;
     }
-    watching.client.get_tokens(&shard.instance, &view.map, view.version, tail).await?;
+    watching.client.get_tokens(&shard.instance, &view.map, view.version, tail, u64::MAX).await?;
     Ok(begin.elapsed())
 }
