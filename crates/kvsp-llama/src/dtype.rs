@@ -1,5 +1,6 @@
 //! Element types of the cache: values are rounded to one when they enter it.
 
+use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 use kvsp_proto::registry::ElementType;
 
@@ -43,12 +44,21 @@ impl KvType {
         }
     }
 
-    /// Append one element, little-endian. Exact for a rounded value.
-    pub(crate) fn encode(self, x: f32, out: &mut Vec<u8>) {
+    /// Append elements, little-endian. Exact for rounded values.
+    pub(crate) fn encode(self, values: &[f32], out: &mut Vec<u8>) {
+        // Whole slices, because the processor converts many at once.
         match self {
-            Self::F32 => out.extend_from_slice(&x.to_le_bytes()),
-            Self::F16 => out.extend_from_slice(&f16::from_f32(x).to_le_bytes()),
-            Self::Bf16 => out.extend_from_slice(&bf16::from_f32(x).to_le_bytes()),
+            Self::F32 => out.extend(values.iter().flat_map(|x| x.to_le_bytes())),
+            Self::F16 => {
+                let mut halves = vec![f16::ZERO; values.len()];
+                halves.convert_from_f32_slice(values);
+                out.extend(halves.iter().flat_map(|x| x.to_le_bytes()));
+            }
+            Self::Bf16 => {
+                let mut halves = vec![bf16::ZERO; values.len()];
+                halves.convert_from_f32_slice(values);
+                out.extend(halves.iter().flat_map(|x| x.to_le_bytes()));
+            }
         }
     }
 
@@ -56,8 +66,15 @@ impl KvType {
     pub(crate) fn decode(self, octets: &[u8]) -> Vec<f32> {
         match self {
             Self::F32 => octets.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
-            Self::F16 => octets.as_chunks().0.iter().map(|&b| f16::from_le_bytes(b).to_f32()).collect(),
-            Self::Bf16 => octets.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32()).collect(),
+            Self::F16 => {
+                let halves: Vec<f16> = octets.as_chunks().0.iter().map(|&b| f16::from_le_bytes(b)).collect();
+                halves.to_f32_vec()
+            }
+            Self::Bf16 => {
+                let halves: Vec<bf16> =
+                    octets.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b)).collect();
+                halves.to_f32_vec()
+            }
         }
     }
 }
@@ -73,7 +90,7 @@ mod tests {
                 let rounded = kv.round(x);
                 assert!(rounded.is_finite());
                 let mut octets = Vec::new();
-                kv.encode(rounded, &mut octets);
+                kv.encode(&[rounded], &mut octets);
                 assert_eq!(octets.len(), kv.octets());
                 assert_eq!(kv.decode(&octets)[0].to_bits(), rounded.to_bits());
             }

@@ -204,24 +204,23 @@ impl Pool {
 
     fn encode_keys(&self, keys: &[f32], slots: Range<usize>, out: &mut Vec<u8>) {
         let PoolShape { kv_heads, head_dim, block_tokens, kv, .. } = self.shape;
-        out.reserve(slots.len() * kv_heads * head_dim * kv.octets());
+        let rows = kv_heads * head_dim;
+        let mut tokens = Vec::with_capacity(slots.len() * rows);
         for slot in slots {
-            for row in 0..kv_heads * head_dim {
-                kv.encode(keys[row * block_tokens + slot], out);
-            }
+            tokens.extend(keys[slot..].iter().step_by(block_tokens).take(rows));
         }
+        kv.encode(&tokens, out);
     }
 
     fn encode_values(&self, values: &[f32], slots: Range<usize>, out: &mut Vec<u8>) {
         let PoolShape { kv_heads, head_dim, block_tokens, kv, .. } = self.shape;
-        out.reserve(slots.len() * kv_heads * head_dim * kv.octets());
+        let mut tokens = Vec::with_capacity(slots.len() * kv_heads * head_dim);
         for slot in slots {
             for head in 0..kv_heads {
-                for &x in &values[(head * block_tokens + slot) * head_dim..][..head_dim] {
-                    kv.encode(x, out);
-                }
+                tokens.extend_from_slice(&values[(head * block_tokens + slot) * head_dim..][..head_dim]);
             }
         }
+        kv.encode(&tokens, out);
     }
 
     fn check_slots(&self, slots: &Range<usize>) -> Result<(), EngineError> {

@@ -21,8 +21,9 @@ use crate::engine::VerifiedSections;
 const RANGES_IN_FLIGHT: usize = 2;
 /// Pieces of a range that are on their way at once.
 const IN_FLIGHT: usize = 4;
-/// Octets of a piece, where the limits allow as many: enough to use a link well, and little to lose.
-const PIECE_OCTETS: u64 = 4 << 20;
+/// Octets of a piece, where the limits allow as many: enough to use a link well, and little for the engine's thread to
+/// copy while decoding waits.
+const PIECE_OCTETS: u64 = 512 << 10;
 /// How often a piece is asked for where a source cannot be reached.
 const TRIES: u32 = 4;
 /// The wait before the second try; it doubles.
