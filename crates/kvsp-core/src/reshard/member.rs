@@ -136,6 +136,14 @@ impl Member {
         if !plan.shards.is_empty() && ranges_of(&plan.shards, &self.instance) != next {
             return Err(MemberError::Invalid);
         }
+        // The decision that led to `from` has not reached us, and the controller counts on us all the same.
+        if let Some(entry) = self.maps.get_mut(&plan.map)
+            && entry.ready() == Some(plan.from)
+            && entry.prepared.as_ref().is_some_and(|prepared| prepared.next == before)
+        {
+            entry.adopt();
+            entry.unsaid = true;
+        }
         let stale = match self.maps.get(&plan.map) {
             None => None,
             // We were given up and missed versions: what we have may be of another context's tokens by now.

@@ -59,27 +59,25 @@ impl Maps {
         for instance in &running.gone {
             running.outs.entry(instance.clone()).and_modify(Out::end);
         }
-        let gone = running.gone.iter().cloned();
+        let silent = |instance: &BaseUri| {
+            let host = self.hosts.get(instance);
+            host.is_some_and(|host| running.epochs.get(instance) == Some(&host.epoch))
+        };
+        let gone: Vec<_> = running.gone.iter().map(|gone| (silent(gone), gone.clone())).collect();
         if plan.decision == Some(Decision::Commit) {
-            entry.lost =
-                gone.filter(|instance| plan.shards.iter().any(|s| s.instance == *instance)).collect();
-            entry.epochs.clone_from(&running.epochs);
+            entry.lost.clear();
             entry.silent.clear();
-        } else {
-            let same = |instance: &BaseUri| {
-                let host = self.hosts.get(instance);
-                host.is_some_and(|host| running.epochs.get(instance) == Some(&host.epoch))
-            };
-            let lost: Vec<_> = gone.map(|instance| (same(&instance), instance)).collect();
-            for (silent, instance) in lost {
-                if !entry.counts_on(&instance) {
-                    continue;
-                }
-                if silent {
-                    entry.silent.insert(instance.clone());
-                }
-                entry.lost.insert(instance);
+            entry.epochs.clone_from(&running.epochs);
+            entry.regroups = 0;
+        }
+        for (silent, instance) in gone {
+            if !entry.counts_on(&instance) {
+                continue;
             }
+            if silent {
+                entry.silent.insert(instance.clone());
+            }
+            entry.lost.insert(instance);
         }
     }
 
@@ -130,9 +128,12 @@ impl Maps {
         let Some(running) = &mut entry.running else { return self.regroup(map, now) };
         match running.stage {
             Stage::Telling if running.all_done() => {
-                let mut spare = entry.kept();
+                let silent = |instance: &BaseUri, epoch| {
+                    self.hosts.get(instance).is_some_and(|host| host.epoch == epoch)
+                };
+                let mut spare = entry.kept(silent);
                 for copy in &mut spare {
-                    copy.ttl_ms = self.hosts.get(&copy.instance).map_or(0, |host| host.ttl_ms);
+                    copy.ttl_ms = self.hosts.get(&copy.instance).map_or(copy.ttl_ms, |host| host.ttl_ms);
                 }
                 let row = Row { spare, plan: None, ..entry.row.clone() };
                 self.begin_own(map, row, Next::Close);

@@ -205,18 +205,29 @@ impl Entry {
         }
     }
 
-    /// The copies beside the shards, once all members have been told of the decision.
-    pub(super) fn kept(&self) -> Vec<Spare> {
-        let Some(running) = &self.running else { return Vec::new() };
-        let outs = running.outs.iter().filter(|(instance, _)| !running.gone.contains(*instance));
-        let spare = |instance: &BaseUri, tokens| {
+    /// The copies beside the shards, once all members have been told of the decision. One that is only `silent` may
+    /// come back with them.
+    pub(super) fn kept(&self, silent: impl Fn(&BaseUri, u64) -> bool) -> Vec<Spare> {
+        let Some((plan, running)) = self.row.plan.as_ref().zip(self.running.as_ref()) else {
+            return Vec::new();
+        };
+        let mut kept = Vec::new();
+        if plan.decision == Some(Decision::Abort) {
+            // Who was silent when it began was told nothing and has what it had.
+            let untold = |spare: &&Spare| !running.outs.contains_key(&spare.instance);
+            kept.extend(self.row.spare.iter().filter(untold).cloned());
+        }
+        for (instance, out) in &running.outs {
             let epoch = running.epochs.get(instance).copied().unwrap_or(0);
-            Spare { tokens, instance: instance.clone(), epoch, ttl_ms: 0 }
-        };
-        let ranges = |(instance, out): (&BaseUri, &Out)| {
-            out.keep.to_wire().into_iter().map(|range| spare(instance, range)).collect::<Vec<_>>()
-        };
-        outs.flat_map(ranges).collect()
+            let ranges = match running.gone.contains(instance) {
+                true if !silent(instance, epoch) => continue,
+                true => out.keep.union(&ranges_of(&running.spare, instance)),
+                false => out.keep.clone(),
+            };
+            let spare = |tokens| Spare { tokens, instance: instance.clone(), epoch, ttl_ms: 0 };
+            kept.extend(ranges.to_wire().into_iter().map(spare));
+        }
+        kept
     }
 
     /// Instances that keep copies beside the shards.

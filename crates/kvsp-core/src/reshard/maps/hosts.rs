@@ -62,11 +62,7 @@ impl Maps {
         if let Some(at) = host.expected.take() {
             self.expected.remove(&(at, instance.clone()));
         }
-        let maps = host.maps.clone();
-        if maps.is_empty() {
-            self.hosts.remove(instance);
-        }
-        for map in maps {
+        for map in host.maps.clone() {
             self.lose_if_gone(&map, instance);
             self.catch_up(&map, now);
         }
@@ -184,10 +180,8 @@ impl Maps {
     pub(super) fn detach(&mut self, instance: &BaseUri, map: &MapId) {
         let Some(host) = self.hosts.get_mut(instance) else { return };
         host.maps.remove(map);
-        if host.maps.is_empty() && (host.failed || host.epoch == 0 || host.expected.is_some()) {
-            if let Some(at) = host.expected {
-                self.expected.remove(&(at, instance.clone()));
-            }
+        // Of one that has reported its last start is remembered, so that another is known for one.
+        if host.maps.is_empty() && host.epoch == 0 {
             self.hosts.remove(instance);
         }
     }
