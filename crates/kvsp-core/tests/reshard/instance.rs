@@ -137,7 +137,9 @@ impl Instance {
                     leader.viewed(request, view, shared);
                 }
             }
-            Msg::View { map, view, why: Why::Member(ask) } => match self.member.asked(&ask, view.as_ref()) {
+            Msg::View { why: Why::Member(_, start), .. } if start != self.start => {}
+            Msg::View { map, view, why: Why::Member(ask, _) } => match self.member.asked(&ask, view.as_ref())
+            {
                 Asked::Wait => {}
                 Asked::Commit(free) => {
                     shared.count("commit learnt by asking");
@@ -429,7 +431,7 @@ impl Instance {
         }
         for ask in asks {
             shared.count("controller asked");
-            let msg = Msg::GetMap { map: ask.map.clone(), why: Why::Member(ask) };
+            let msg = Msg::GetMap { map: ask.map.clone(), why: Why::Member(ask, self.start) };
             shared.send(self.node(), Node::Controller, msg);
         }
         if let Some(leader) = &mut self.leader {

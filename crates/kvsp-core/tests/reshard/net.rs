@@ -65,7 +65,8 @@ pub enum Msg {
 /// Why a view is asked for.
 #[derive(Debug, Clone)]
 pub enum Why {
-    Member(Ask),
+    /// By this start of a member; an answer to another does not reach it.
+    Member(Ask, u64),
     Leader(u64),
 }
 

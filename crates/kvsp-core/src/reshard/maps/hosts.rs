@@ -154,8 +154,7 @@ impl Maps {
     /// A member has answered so that it must have been restarted, whatever epoch it reported last.
     pub(super) fn forget_start(&mut self, map: &MapId, instance: &BaseUri) {
         let Some(entry) = self.maps.get_mut(map) else { return };
-        // No start counts any more; one that reports later is not taken for it.
-        entry.epochs.remove(instance);
+        // On stable storage stays the start that had the memory: the next one will be seen not to be it.
         if let Some(running) = &mut entry.running {
             running.epochs.remove(instance);
             running.gone.insert(instance.clone());

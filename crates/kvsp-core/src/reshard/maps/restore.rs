@@ -36,6 +36,12 @@ impl Maps {
             } else if decided {
                 machine.decided(&map, now);
             }
+        }
+        // One row may tell of a later start of an instance than another.
+        for (map, instances) in
+            machine.maps.iter().map(|(map, entry)| (map.clone(), entry.instances())).collect::<Vec<_>>()
+        {
+            instances.iter().for_each(|instance| machine.lose_if_gone(&map, instance));
             machine.catch_up(&map, now);
         }
         machine
