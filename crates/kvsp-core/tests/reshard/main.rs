@@ -9,6 +9,7 @@ mod leader;
 mod mutants;
 mod net;
 mod oracle;
+mod patience;
 mod rng;
 mod schedules;
 mod world;

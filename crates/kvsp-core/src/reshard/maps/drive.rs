@@ -68,7 +68,6 @@ impl Maps {
             entry.lost.clear();
             entry.silent.clear();
             entry.epochs.clone_from(&running.epochs);
-            entry.regroups = 0;
         }
         for (silent, instance) in gone {
             if !entry.counts_on(&instance) {
