@@ -54,7 +54,13 @@ pub(super) async fn load(agent: &Arc<Agent>, order: &Order, fetch: &[FetchRange]
 }
 
 async fn load_range(agent: &Arc<Agent>, order: &Order, part: &FetchRange) -> Result<(), Problem> {
-    let wanted = Ranges::one(part.tokens.into());
+    // What is here already may be of a later leader than what the source has: where the controller counted us out, it
+    // was computed here meanwhile.
+    let here = agent.engine.context_held(&order.map).await;
+    let wanted = Ranges::one(part.tokens.into()).difference(&here);
+    if wanted.is_empty() {
+        return Ok(());
+    }
     let held = held_by(agent, order, &part.from).await;
     let (wanted, epoch) = match &held {
         Held::Known { held, epoch } => (wanted.intersection(held), *epoch),

@@ -74,8 +74,8 @@ pub struct Load {
     pub discard: Ranges,
     /// Positions for which memory is to be there, of both versions; for some of them it is already.
     pub reserve: Ranges,
-    /// What to load, cut to the context's length where the plan tells it. A source may hold less: what it lacks nobody
-    /// has, and is not waited for.
+    /// What to load, cut to the context's length where the plan tells it, but for what is here already. A source may
+    /// hold less: what it lacks nobody has, and is not waited for.
     pub fetch: Vec<FetchRange>,
     /// Tokens that stay in place.
     pub retained: u64,

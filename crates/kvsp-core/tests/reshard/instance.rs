@@ -278,8 +278,10 @@ impl Instance {
     fn fetched(&mut self, map: &MapId, request: u64, what: Reply, shared: &mut Shared) {
         let Some(loading) = self.loads.get_mut(map) else { return };
         let Some(part) = loading.waiting.remove(&request) else { return };
-        let Reply::Fetched { values, epoch } = what else { return self.load_failed(map, shared) };
+        let Reply::Fetched { mut values, epoch } = what else { return self.load_failed(map, shared) };
         let (to, attempt) = (loading.plan.to, loading.plan.attempt);
+        // What is here already may be of a later leader.
+        values.retain(|(position, _)| self.value(map, *position).is_none());
         let got = as_ranges(values.iter().map(|(position, _)| *position));
         self.member.fetched(map, to, attempt, &got, epoch);
         let within: Ranges = [part.tokens].into_iter().collect();

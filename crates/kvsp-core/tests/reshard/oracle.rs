@@ -160,8 +160,10 @@ impl Oracle {
         if led {
             self.leader_died = self.clock;
         }
-        if let Some(row) = self.row.as_ref().filter(|row| instances_of(&row.shards).contains(&uri(instance)))
-        {
+        // One whose creation was reported failed is nobody's yet.
+        let owns = |row: &&Row| instances_of(&row.shards).contains(&uri(instance));
+        let seen = |row: &&Row| self.shown.contains_key(&row.map);
+        if let Some(row) = self.row.as_ref().filter(owns).filter(seen) {
             self.deaths.insert(row.map.clone(), row.version);
         }
     }
