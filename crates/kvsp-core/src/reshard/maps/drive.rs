@@ -35,6 +35,7 @@ impl Maps {
             lost: entry.lost.clone(),
             spare: entry.live_spare(),
             gone: BTreeSet::new(),
+            acked: BTreeSet::new(),
             outs: asked.into_iter().map(|instance| (instance, Out::due(now))).collect(),
         });
     }
@@ -50,6 +51,10 @@ impl Maps {
     pub(super) fn decided(&mut self, map: &MapId, now: Time) {
         let Some(entry) = self.maps.get_mut(map) else { return };
         let (Some(plan), Some(running)) = (&entry.row.plan, &mut entry.running) else { return };
+        if running.stage == Stage::Preparing {
+            let acked = running.outs.iter().filter(|(_, out)| out.done);
+            running.acked = acked.map(|(instance, _)| instance.clone()).collect();
+        }
         running.stage = Stage::Telling;
         running.outs = plan.members.iter().map(|instance| (instance.clone(), Out::due(now))).collect();
         if let Some(leader) = &entry.leader {

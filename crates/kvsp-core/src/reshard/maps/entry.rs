@@ -72,6 +72,8 @@ pub(super) struct Running {
     pub(super) spare: Vec<Shard>,
     /// Members lost since.
     pub(super) gone: BTreeSet<BaseUri>,
+    /// Members whose acknowledgement of the plan was heard.
+    pub(super) acked: BTreeSet<BaseUri>,
     pub(super) outs: BTreeMap<BaseUri, Out>,
 }
 
@@ -227,6 +229,12 @@ impl Entry {
             let spare = |tokens| Spare { tokens, instance: instance.clone(), epoch, ttl_ms: 0 };
             kept.extend(ranges.to_wire().into_iter().map(spare));
         }
+        // The first copy of a range is the one that is loaded: one known from before, else one that was acknowledged.
+        let known = |spare: &Spare| self.row.spare.iter().position(|known| known.instance == spare.instance);
+        kept.sort_by_key(|spare| {
+            let at = known(spare).unwrap_or(self.row.spare.len());
+            (at, !running.acked.contains(&spare.instance))
+        });
         kept
     }
 

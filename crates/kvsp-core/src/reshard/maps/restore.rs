@@ -62,6 +62,7 @@ fn running(row: &Row, now: Time) -> Running {
         lost: BTreeSet::new(),
         spare: row.spare.iter().map(Spare::shard).collect(),
         gone: BTreeSet::new(),
+        acked: BTreeSet::new(),
         outs: std::collections::BTreeMap::new(),
     }
 }
