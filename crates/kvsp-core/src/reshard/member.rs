@@ -21,7 +21,7 @@ use kvsp_proto::uri::BaseUri;
 pub use ask::{Ask, Asked};
 pub use error::MemberError;
 
-use self::entry::{Entry, Loading, Prepared, Unopened};
+use self::entry::{Entry, Loading, Prepared, Unopened, cut};
 use super::{Ranges, ranges_of};
 use crate::time::Time;
 
@@ -88,7 +88,7 @@ pub struct Opened {
     pub discard: Ranges,
     /// Positions for which memory is to be there.
     pub reserve: Ranges,
-    /// Positions from here on are no longer held; their memory stays.
+    /// Positions from here on are no longer held; their memory stays. Beyond all where none are to be forgotten.
     pub forget_from: u64,
 }
 
@@ -303,6 +303,9 @@ impl Member {
     pub fn open(&mut self, map: &MapId, open: &OpenContext) -> Result<Opened, MemberError> {
         let ours = ranges_of(&open.shards, &self.instance);
         let fresh = !self.maps.contains_key(map);
+        // The tokens of one session's epoch only grow: an opening that comes late again cuts nothing off.
+        let again = open.epoch > 0 && self.maps.get(map).is_some_and(|e| e.opened == Some(open.epoch));
+        let forget_from = if again { u64::MAX } else { open.length };
         let stamp = self.stamp();
         if fresh && ours.is_empty() {
             return Err(MemberError::Invalid);
@@ -336,7 +339,7 @@ impl Member {
         entry.epoch = open.epoch;
         discard.extend(entry.open(open.epoch, open.certain.unwrap_or(open.length)).iter());
         entry.changes = stamp;
-        Ok(Opened { discard, reserve: ours, forget_from: open.length })
+        Ok(Opened { discard, reserve: ours, forget_from })
     }
 
     /// Forgets a map. Whether it was known; all its memory is to be freed.
@@ -485,14 +488,4 @@ impl Member {
         self.maps.remove(&idle.ok_or(MemberError::Full)?);
         Ok(())
     }
-}
-
-/// What of the ranges to fetch lies below the length.
-fn cut(fetch: &[FetchRange], length: Option<u64>) -> Vec<FetchRange> {
-    let Some(length) = length else { return fetch.to_vec() };
-    let below = |part: &FetchRange| {
-        let tokens = (part.tokens.start()..part.tokens.end().min(length)).try_into().ok()?;
-        Some(FetchRange { tokens, from: part.from.clone() })
-    };
-    fetch.iter().filter_map(below).collect()
 }

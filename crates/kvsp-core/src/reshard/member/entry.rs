@@ -1,6 +1,6 @@
 //! One map at a member.
 
-use kvsp_proto::message::{MapId, ReshardAnswer, ReshardPlan};
+use kvsp_proto::message::{FetchRange, MapId, ReshardAnswer, ReshardPlan};
 
 use super::super::Ranges;
 use super::{MemberError, Planned};
@@ -219,4 +219,14 @@ impl Entry {
             Loading::Ready => Ok(Some(Planned::Ready(self.answer(&plan.map)))),
         }
     }
+}
+
+/// What of the ranges to fetch lies below the length.
+pub(super) fn cut(fetch: &[FetchRange], length: Option<u64>) -> Vec<FetchRange> {
+    let Some(length) = length else { return fetch.to_vec() };
+    let below = |part: &FetchRange| {
+        let tokens = (part.tokens.start()..part.tokens.end().min(length)).try_into().ok()?;
+        Some(FetchRange { tokens, from: part.from.clone() })
+    };
+    fetch.iter().filter_map(below).collect()
 }

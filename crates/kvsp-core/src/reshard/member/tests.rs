@@ -250,6 +250,8 @@ fn a_leader_of_a_lower_epoch_is_refused() {
     };
     let opened = member.open(&map(), &open(4, 2, &[(0, 4)])).unwrap();
     assert_eq!((opened.reserve, opened.forget_from), (set(&[(0, 4)]), 3));
+    let again = member.open(&map(), &open(4, 2, &[(0, 4)])).unwrap();
+    assert_eq!(again.forget_from, u64::MAX, "it may be a late one");
     assert_eq!(member.open(&map(), &open(4, 1, &[(0, 4)])), Err(MemberError::StaleEpoch { known: 2 }));
     assert_eq!(member.may_compute(&map(), 4, 1), Err(MemberError::StaleEpoch { known: 2 }));
     assert_eq!(member.may_store(&map(), 4, &(1..3), 2), Ok(()));
