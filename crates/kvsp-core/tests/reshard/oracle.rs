@@ -95,8 +95,8 @@ pub struct Oracle {
     row: Option<Row>,
     lost: BTreeSet<usize>,
     acks: BTreeMap<(MapId, u64, usize), Ack>,
-    /// Plans whose commit is being written.
-    deciding: BTreeSet<(MapId, u64)>,
+    /// Plans whose commit is being written, and the starts that the controller knew then.
+    deciding: BTreeMap<(MapId, u64), BTreeMap<usize, u64>>,
     plans: BTreeMap<(MapId, u64), Plan>,
     /// The decision of each plan that was sent, and the plan that became each version.
     sent: BTreeMap<(MapId, u64), bool>,
@@ -290,9 +290,11 @@ impl Oracle {
             return;
         };
         // A write that failed may be durable all the same: it is written again whatever happened meanwhile.
-        if !self.deciding.insert((row.map.clone(), plan.attempt)) {
+        let key = (row.map.clone(), plan.attempt);
+        if self.deciding.contains_key(&key) {
             return;
         }
+        self.deciding.insert(key, known.clone());
         for member in plan.members.iter().map(number) {
             let Some(ack) = self.acks.get(&(row.map.clone(), plan.attempt, member)) else {
                 return self.violate(Violation::NotAcknowledged { version: plan.to, instance: member });
@@ -384,6 +386,14 @@ impl Oracle {
         }
         if ack.held.contains(position) || self.cut.contains(&(owner, position)) {
             return self.excuse("a leader that took over cut it off at the owner");
+        }
+        let known = self.deciding.get(&(row.map.clone(), attempt));
+        let former = row.plan.as_ref().map_or(&[][..], |plan| &plan.former);
+        let source = former.iter().find(|shard| Ranges::one(shard.tokens.into()).contains(position));
+        if let (Some(known), Some(source)) = (known, source.map(|shard| number(&shard.instance)))
+            && known.get(&source).is_none_or(|epoch| instances[source].start > *epoch)
+        {
+            return self.excuse("its owner had been restarted, unheard of");
         }
         let plan = self.plans.get(&(row.map.clone(), attempt))?;
         let (arrived, computed) = self.arrivals.get(&(instance, position)).copied().unwrap_or((0, false));
