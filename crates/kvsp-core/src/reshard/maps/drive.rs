@@ -6,7 +6,7 @@ use kvsp_proto::message::{LengthRequest, MapId, ReshardMessage, ReshardPlan};
 use kvsp_proto::uri::BaseUri;
 
 use super::super::Ranges;
-use super::super::split::{Copies, plan_for};
+use super::super::split::{Copies, instances_of, plan_for};
 use super::api::{Answer, Effect, LengthOutcome, Sent};
 use super::entry::{Entry, Next, Out, Running, Stage};
 use super::row::{Decision, PlanRow, Row};
@@ -26,14 +26,19 @@ impl Maps {
             Some(leader) => BTreeSet::from([leader]),
             None => entry.owners().into_iter().filter(|owner| !entry.lost.contains(owner)).collect(),
         };
+        // Who was counted out when the change was asked for is not told of it, and so is no source, even if it has come back.
+        let told = |instance: &BaseUri| plan.members.contains(instance);
+        let untold = instances_of(&plan.former).into_iter().filter(|owner| !told(owner));
+        let lost = entry.lost.iter().cloned().chain(untold).collect();
+        let spare = entry.live_spare().into_iter().filter(|spare| told(&spare.instance)).collect();
         entry.running = Some(Running {
             stage: Stage::Asking,
             deadline: now.after_millis(plan.deadline_ms),
             deciding: None,
             length: None,
             epochs,
-            lost: entry.lost.clone(),
-            spare: entry.live_spare(),
+            lost,
+            spare,
             gone: BTreeSet::new(),
             acked: BTreeSet::new(),
             outs: asked.into_iter().map(|instance| (instance, Out::due(now))).collect(),
