@@ -212,6 +212,10 @@ impl Oracle {
                 let Some(plan) = row.plan.as_ref().filter(|plan| Some(plan.attempt) == *attempt) else {
                     return;
                 };
+                if !plan.members.contains(&uri(to)) {
+                    // A leader that is told of it, and frees nothing.
+                    return;
+                }
                 let keep: Ranges = keep.iter().copied().collect();
                 let released =
                     ranges_of(&plan.former, &uri(to)).difference(&ranges_of(&plan.shards, &uri(to)));
@@ -252,6 +256,7 @@ impl Oracle {
             && !std::mem::replace(&mut known.sent, true)
         {
             (known.length, known.epoch) = (plan.length, self.epoch);
+            known.lost.extend(&self.lost);
         }
         let set = |ranges: &[kvsp_proto::message::TokenRange]| ranges.iter().copied().collect::<Ranges>();
         let (retain, release, rebuild) = (set(&plan.retain), set(&plan.release), set(&plan.rebuild));
