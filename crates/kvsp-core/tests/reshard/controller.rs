@@ -11,7 +11,7 @@ use kvsp_proto::message::{MapId, ReshardMessage};
 use uuid::Uuid;
 
 use crate::instance::TTL_MS;
-use crate::net::{Msg, Node};
+use crate::net::{Call, Msg, Node};
 use crate::world::{INSTANCES, Mutant, Shared, map_of, number, random_split, uri};
 
 const DEADLINE_MS: u64 = 120;
@@ -40,6 +40,7 @@ pub struct Controller {
     sessions: u128,
     over: bool,
     leader: Option<usize>,
+    starts: u64,
 }
 
 struct Running {
@@ -52,6 +53,8 @@ struct Running {
     over: BTreeSet<usize>,
     attempt: Option<(MapId, u64)>,
     looked: u64,
+    /// Rises with every start.
+    start: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -64,8 +67,8 @@ struct Heard {
 impl Controller {
     pub fn new(now: Time) -> Self {
         let disk = BTreeMap::new();
-        let running = Some(Running::new(Maps::new(config()), now));
-        Self { running, paused: false, disk, sessions: 0, over: true, leader: None }
+        let running = Some(Running::new(Maps::new(config()), 0, now));
+        Self { running, paused: false, disk, sessions: 0, over: true, leader: None, starts: 0 }
     }
 
     pub fn is_up(&self) -> bool {
@@ -75,7 +78,13 @@ impl Controller {
     pub fn start(&mut self, shared: &mut Shared) {
         let now = shared.time();
         let rows = self.disk.values().cloned().collect();
-        let mut running = Running::new(Maps::restore(config(), rows, now), now);
+        self.starts += 1;
+        let mut running = Running::new(Maps::restore(config(), rows, now), self.starts, now);
+        // Whose session ended is told again: the end may not have been durable.
+        let live = Some(Uuid::from_u128(self.sessions)).filter(|_| !self.over);
+        for session in self.disk.values().filter_map(|row| row.session).filter(|one| Some(*one) != live) {
+            running.maps.session_ended(session, now);
+        }
         if let Some(leader) = self.leader.filter(|_| !self.over) {
             running.maps.leader_moved(Uuid::from_u128(self.sessions), &uri(leader));
         }
@@ -180,12 +189,12 @@ impl Controller {
             Msg::Status { instance, epoch } => running.status(instance, epoch, shared),
             Msg::Answered { sent, answer } => {
                 if running.ends(&sent) {
-                    running.maps.answered(&sent, answer, now);
+                    running.maps.answered(&sent.sent, answer, now);
                 }
             }
             Msg::LengthIs { sent, outcome } => {
                 if running.ends(&sent) {
-                    running.maps.length(&sent, outcome, now);
+                    running.maps.length(&sent.sent, outcome, now);
                 }
             }
             Msg::GetMap { map, why } => {
@@ -319,12 +328,16 @@ impl Controller {
                 Effect::AskLength { sent, request, .. } => {
                     running.calls.push((sent.clone(), shared.now + ANSWER_MS, true));
                     let to = Node::Instance(number(&sent.instance));
-                    shared.send(Node::Controller, to, Msg::AskLength { sent, request: *request });
+                    shared.send(
+                        Node::Controller,
+                        to,
+                        Msg::AskLength { sent: running.call(&sent), request: *request },
+                    );
                 }
                 Effect::Forget(sent) => {
                     running.calls.push((sent.clone(), shared.now + ANSWER_MS, false));
                     let to = Node::Instance(number(&sent.instance));
-                    shared.send(Node::Controller, to, Msg::Forget { sent });
+                    shared.send(Node::Controller, to, Msg::Forget { sent: running.call(&sent) });
                 }
                 Effect::Regroup { map, .. } => {
                     shared.count("regroup");
@@ -359,7 +372,7 @@ impl Controller {
 }
 
 impl Running {
-    fn new(maps: Maps, now: Time) -> Self {
+    fn new(maps: Maps, start: u64, now: Time) -> Self {
         let looked = now.as_micros() / 1000;
         // Every instance has a TTL to report.
         let heard = |n| (n, Heard { epoch: 0, until: looked + TTL_MS, failed: true });
@@ -371,6 +384,7 @@ impl Running {
             over: BTreeSet::new(),
             attempt: None,
             looked,
+            start,
         }
     }
 
@@ -378,9 +392,13 @@ impl Running {
         self.heard.iter().map(|(n, heard)| (*n, heard.epoch)).collect()
     }
 
-    fn ends(&mut self, sent: &Sent) -> bool {
+    fn call(&self, sent: &Sent) -> Call {
+        Call { sent: sent.clone(), start: self.start }
+    }
+
+    fn ends(&mut self, call: &Call) -> bool {
         let before = self.calls.len();
-        self.calls.retain(|(open, ..)| open != sent);
+        self.calls.retain(|(open, ..)| *open != call.sent || call.start != self.start);
         self.calls.len() < before
     }
 
@@ -424,7 +442,7 @@ impl Running {
             _ => ANSWER_MS,
         };
         self.calls.push((sent.clone(), shared.now + until, false));
-        let msg = Msg::Tell { sent: sent.clone(), message: message.clone() };
+        let msg = Msg::Tell { sent: self.call(sent), message: message.clone() };
         shared.send(Node::Controller, Node::Instance(to), msg);
     }
 }

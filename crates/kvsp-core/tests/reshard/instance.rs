@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvsp_core::reshard::{
-    Answer, Asked, LengthOutcome, Load, Member, MemberConfig, MemberError, Planned, Ranges, Sent,
+    Answer, Asked, LengthOutcome, Load, Member, MemberConfig, MemberError, Planned, Ranges,
 };
 use kvsp_proto::message::{FetchRange, MapId, ReshardMessage, ReshardPlan};
 use kvsp_proto::problem::{Problem, ProblemType};
 use uuid::Uuid;
 
 use crate::leader::Leader;
-use crate::net::{Msg, Node, Reply, Request, Values, Why};
+use crate::net::{Call, Msg, Node, Reply, Request, Values, Why};
 use crate::oracle::{Freed, Why as FreedBy};
 use crate::world::{Mutant, Shared, as_ranges, number, uri};
 
@@ -40,7 +40,7 @@ struct Loading {
     /// What is still to come, by request.
     waiting: BTreeMap<u64, FetchRange>,
     /// Who waits for the outcome.
-    askers: Vec<Sent>,
+    askers: Vec<Call>,
     until: u64,
 }
 
@@ -121,7 +121,7 @@ impl Instance {
         match msg {
             Msg::Tell { sent, message } => self.told(sent, message, shared),
             Msg::AskLength { sent, request } => {
-                let ours = self.leader.as_mut().filter(|leader| leader.map() == sent.map);
+                let ours = self.leader.as_mut().filter(|leader| leader.map() == sent.sent.map);
                 let outcome = match ours {
                     Some(leader) => LengthOutcome::Length(leader.length_for(request.to, shared)),
                     None => LengthOutcome::NotLed,
@@ -129,7 +129,7 @@ impl Instance {
                 shared.send(self.node(), Node::Controller, Msg::LengthIs { sent, outcome });
             }
             Msg::Forget { sent } => {
-                self.forget(&sent.map.clone(), FreedBy::End, shared);
+                self.forget(&sent.sent.map.clone(), FreedBy::End, shared);
                 self.answer(sent, Answer::Ok, shared);
             }
             Msg::View { map, view, why: Why::Leader(request) } => {
@@ -177,11 +177,11 @@ impl Instance {
         }
     }
 
-    fn answer(&self, sent: Sent, answer: Answer, shared: &mut Shared) {
+    fn answer(&self, sent: Call, answer: Answer, shared: &mut Shared) {
         shared.send(self.node(), Node::Controller, Msg::Answered { sent, answer });
     }
 
-    fn told(&mut self, sent: Sent, message: ReshardMessage, shared: &mut Shared) {
+    fn told(&mut self, sent: Call, message: ReshardMessage, shared: &mut Shared) {
         let answer = match message {
             ReshardMessage::Plan(plan) => return self.plan(sent, *plan, shared),
             ReshardMessage::Commit { map, version, attempt, keep } => {
@@ -228,7 +228,7 @@ impl Instance {
         }
     }
 
-    fn plan(&mut self, sent: Sent, plan: ReshardPlan, shared: &mut Shared) {
+    fn plan(&mut self, sent: Call, plan: ReshardPlan, shared: &mut Shared) {
         match self.member.plan(&plan, shared.time()) {
             Ok(Planned::Load(load)) => self.begin(sent, plan, *load, shared),
             Ok(Planned::Loading) => {
@@ -244,7 +244,7 @@ impl Instance {
         }
     }
 
-    fn begin(&mut self, sent: Sent, plan: ReshardPlan, load: Load, shared: &mut Shared) {
+    fn begin(&mut self, sent: Call, plan: ReshardPlan, load: Load, shared: &mut Shared) {
         let map = load.map.clone();
         self.end_load(&map, shared);
         self.free(&map, &load.discard, FreedBy::Succeeded, shared);

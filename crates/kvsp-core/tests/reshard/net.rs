@@ -16,17 +16,17 @@ pub type Values = Vec<(u64, u64)>;
 
 #[derive(Debug, Clone)]
 pub enum Msg {
-    /// Controller to instance, each answered with its `Sent`.
+    /// Controller to instance, each answered with its `Call`.
     Tell {
-        sent: Sent,
+        sent: Call,
         message: ReshardMessage,
     },
     AskLength {
-        sent: Sent,
+        sent: Call,
         request: LengthRequest,
     },
     Forget {
-        sent: Sent,
+        sent: Call,
     },
     /// Instance to controller.
     Status {
@@ -34,11 +34,11 @@ pub enum Msg {
         epoch: u64,
     },
     Answered {
-        sent: Sent,
+        sent: Call,
         answer: Answer,
     },
     LengthIs {
-        sent: Sent,
+        sent: Call,
         outcome: LengthOutcome,
     },
     GetMap {
@@ -60,6 +60,13 @@ pub enum Msg {
         request: u64,
         what: Reply,
     },
+}
+
+/// A message of one start of the controller; an answer to another start's reaches nobody.
+#[derive(Debug, Clone)]
+pub struct Call {
+    pub sent: Sent,
+    pub start: u64,
 }
 
 /// Why a view is asked for.
